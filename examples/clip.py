@@ -1,4 +1,4 @@
-"""A contrastive loss over the batch of all ranks: which halves of digits belong together?
+"""A contrastive loss over all ranks' batches: match the upper and lower halves of digits.
 
 python examples/clip.py
 drivetrain train examples/clip.py --nproc-per-node 2
@@ -19,12 +19,12 @@ from drivetrain import Task, Trainer, gather, load_config
 
 
 class Clip(nn.Module):
-    """Two towers, and how sharp their likeness counts."""
+    """Two towers and a learned scale (temperature) of their similarity."""
 
     def __init__(self) -> None:
         super().__init__()
         self.upper, self.lower = self._tower(), self._tower()
-        self.scale = nn.Parameter(torch.tensor([2.0]))  # of one dimension, for fsdp
+        self.scale = nn.Parameter(torch.tensor([2.0]))  # 1-D, because fsdp cannot shard a scalar
 
     @staticmethod
     def _tower() -> nn.Module:
@@ -36,7 +36,7 @@ class Clip(nn.Module):
 
 def loss(model: nn.Module, batch: Any) -> torch.Tensor:
     upper, lower, scale = model(*batch)
-    logits = scale * gather(upper) @ gather(lower).T  # of all ranks' samples
+    logits = scale * gather(upper) @ gather(lower).T  # over all ranks' samples
     own = torch.arange(len(logits), device=logits.device)
     return (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
 
@@ -47,7 +47,7 @@ def main() -> None:
     train, val = Subset(data, range(1500)), Subset(data, range(1500, len(data)))
     config = load_config(
         defaults={
-            "global_batch_size": 128,  # without micro_batch_size each rank takes its part at once
+            "global_batch_size": 128,  # without micro_batch_size, a rank computes its share at once
             "max_steps": 40,
             "evaluation": {"every_steps": 20, "batch_size": 64},
             "optimization": {"learning_rate": 3e-3},

@@ -2,8 +2,8 @@
 
     drivetrain train --nproc-per-node 4 examples/collectives.py
 
-Each rank starts with a tensor of its own; rank 0 prints all of them before and after. How long each
-takes on your machines: `drivetrain bench collectives`.
+Each rank starts with its own tensor; rank 0 prints all of them before and after. To measure how
+long each collective takes on your machines, use `drivetrain bench collectives`.
 """
 
 import torch
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 def show(title: str, before: torch.Tensor, after: torch.Tensor | None) -> None:
-    """All ranks hand their tensors to rank 0, which prints them."""
+    """Send all ranks' tensors to rank 0, which prints them."""
     everyones: list[tuple[list[int], list[int] | None]] = [([], None)] * dist.get_world_size()
     mine = before.tolist(), None if after is None else after.tolist()
     dist.all_gather_object(everyones, mine)
@@ -22,7 +22,7 @@ def show(title: str, before: torch.Tensor, after: torch.Tensor | None) -> None:
 
 
 def main() -> None:
-    dist.init_process_group("gloo")  # "nccl", and tensors on each rank's GPU, where there are any
+    dist.init_process_group("gloo")  # with GPUs: "nccl", and tensors on each rank's GPU
     rank, n = dist.get_rank(), dist.get_world_size()
     one = torch.tensor([rank + 1])  # 1, 2, 3, 4
     row = torch.arange(n) + 10 * rank  # 0 1 2 3, 10 11 12 13, …
@@ -71,7 +71,7 @@ def main() -> None:
         work.wait()
     show("send and recv, around a ring (see point_to_point.py)", one, tensor)
 
-    dist.barrier()  # nothing is sent: nobody goes on before all are here
+    dist.barrier()  # sends no data: no rank continues before all have arrived
     if rank == 0:
         print("\nbarrier: every rank has come this far")
     dist.destroy_process_group()

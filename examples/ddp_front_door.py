@@ -1,4 +1,4 @@
-"""The drop-in trainer by the name other documents use; it starts its own two processes.
+"""The drop-in trainer PyTorchDDPTrainer, which starts its own two processes.
 
 python examples/ddp_front_door.py
 """

@@ -1,4 +1,4 @@
-"""Hugging Face's DeepSeek-V3 from its config, on random tokens: 671 billion parameters, or few.
+"""Hugging Face's DeepSeek-V3 from its config, on random tokens: 671 billion parameters or fewer.
 
 drivetrain train examples/deepseek.py --nproc-per-node 2 parallel.strategy=fsdp parallel.ep=2
 drivetrain rehearse examples/deepseek.py --size 671b --length 4096 --world-size 2048 \\
@@ -17,7 +17,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from drivetrain import Task, Trainer, load_config
 
-# what differs from the config's own values, which are the published model's
+# differences from the config's defaults, which describe the published model
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {
         "vocab_size": 256,

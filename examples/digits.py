@@ -1,4 +1,4 @@
-"""Handwritten digits (scikit-learn's, on disk with it), on any number of processes.
+"""Handwritten digits (included in scikit-learn) on any number of processes.
 
 python examples/digits.py
 drivetrain train examples/digits.py --nproc-per-node 2

@@ -1,10 +1,10 @@
-r"""LoRA: a frozen Llama, sharded and read from files, and an adapter (peft) that is trained on it.
+r"""LoRA: train an adapter (peft) on a frozen Llama that is sharded and read from files.
 
     python examples/finetune.py --make-base base
     drivetrain train examples/finetune.py --nproc-per-node 2 \
         parallel.strategy=fsdp model.pretrained=base
 
-The run leaves the adapter in `adapter/` and the model with the adapter in its weights in `merged/`.
+The run writes the adapter to `adapter/` and the model with the merged adapter to `merged/`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from drivetrain import Task, Trainer, load_config
 
 
 class Counting(RandomTokens):
-    """Something to learn: each token is the one before it, plus one."""
+    """Sequences to learn: each token is the previous one plus one."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return (super().__getitem__(index)[:1] + torch.arange(self.length)) % self.vocabulary

@@ -1,4 +1,4 @@
-"""WGAN-GP on digits: two models, two optimizers, a gradient penalty, in a loop of one's own.
+"""WGAN-GP on digits: two models, two optimizers and a gradient penalty, in your own loop.
 
 python examples/gan.py
 drivetrain train examples/gan.py --nproc-per-node 2
@@ -32,7 +32,7 @@ def noise_for(real: torch.Tensor) -> torch.Tensor:
 
 
 def penalty(critic: nn.Module, real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
-    """How far the critic's slope between real and fake images is from 1."""
+    """How far the norm of the critic's gradient between real and fake images is from 1."""
     share = torch.rand(len(real), 1, device=real.device)
     between = (share * real + (1 - share) * fake).requires_grad_()
     (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
@@ -50,7 +50,7 @@ def main() -> None:
             "record": {"logging_steps": 10},
         }
     )
-    torch.manual_seed(0)  # for weights that are the same in every run
+    torch.manual_seed(0)  # the same initial weights in every run
     G, D = net(NOISE, 64), net(64, 1)  # noqa: N806 - their usual names
     opt_g = torch.optim.Adam(G.parameters(), lr=1e-3, betas=(0.5, 0.9))
     opt_d = torch.optim.Adam(D.parameters(), lr=1e-3, betas=(0.5, 0.9))
@@ -66,7 +66,7 @@ def main() -> None:
                 loop.backward((D(fake).mean() - D(real).mean() + 10 * slope, {"slope": slope}), "D")
             loop.step("D")
         for (real,) in step:
-            loop.backward(-D(G(noise_for(real))).mean(), "G")  # D gets no gradients of this
+            loop.backward(-D(G(noise_for(real))).mean(), "G")  # gives D no gradients
         loop.step("G")
 
     if loop.is_main:

@@ -1,4 +1,4 @@
-"""A small GPT on the bytes of Python's own standard library: lines of any length.
+"""A small GPT on the bytes of Python's standard library: lines of any length.
 
 python examples/gpt.py
 drivetrain train examples/gpt.py --nproc-per-node 2
@@ -37,7 +37,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # heads come first, so that tensor-parallel ranks get whole heads with their q, k and v
+        # heads come first, so that a tensor-parallel rank gets whole heads with their q, k and v
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (-1, 3, self.head_size)).unbind(-2)
         attended = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
@@ -48,7 +48,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    # how ranks may share each layer (parallel.tp): outputs cut, then inputs cut and added up
+    # how to shard each layer (parallel.tp): by outputs, then by inputs with summed results
     tp_plan: ClassVar[dict[str, str]] = {
         "blocks.*.qkv": "colwise",
         "blocks.*.out": "rowwise",
@@ -64,7 +64,7 @@ class GPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256)
 
     def forward(self, ids: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
-        if position_ids is None:  # given when a rank has only a part of the sequence (parallel.cp)
+        if position_ids is None:  # passed if a rank has only a part of the sequence (parallel.cp)
             position_ids = torch.arange(ids.shape[1], device=ids.device)
         x = self.tokens(ids) + self.positions(position_ids)
         for block in self.blocks:
@@ -74,7 +74,7 @@ class GPT(nn.Module):
 
 
 class Lines(Dataset[torch.Tensor]):
-    """Each sample is a line of source code, as bytes; no two need be of one length."""
+    """Each sample is a line of source code as bytes; lengths differ."""
 
     def __init__(self) -> None:
         text = "".join(inspect.getsource(m) for m in (_argparse, _statistics, _textwrap))
@@ -89,7 +89,7 @@ class Lines(Dataset[torch.Tensor]):
 
 
 def collate(samples: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    # to a multiple of 4, so that ranks can share a sequence (parallel.cp); it changes no loss
+    # pad to a multiple of 4 so that ranks can split a sequence (parallel.cp); the loss is the same
     length = -(-max(len(sample) for sample in samples) // 4) * 4
     ids = torch.zeros(len(samples), length, dtype=torch.long)
     targets = torch.full((len(samples), length), PADDING)

@@ -34,7 +34,7 @@ def main() -> None:
         defaults={"global_batch_size": 64, "micro_batch_size": 16, "num_train_epochs": 5}
     )
 
-    torch.manual_seed(0)  # a model that is made here has the script's seed: each start begins alike
+    torch.manual_seed(0)  # a model built here has the script's seed: the same weights at each start
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
@@ -46,7 +46,7 @@ def main() -> None:
         if loop.ends_epoch:
             loop.evaluate(val, metrics)  # every sample once, on any number of ranks
 
-    if loop.is_main and loop.history.losses:  # empty where the run was finished before
+    if loop.is_main and loop.history.losses:  # empty if the run was already complete
         print(f"{len(loop.history.steps)} steps, last loss {loop.history.losses[-1]:.4f}")
 
 

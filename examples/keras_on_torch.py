@@ -18,7 +18,7 @@ from drivetrain import Task, Trainer, load_config
 
 
 def model() -> nn.Module:
-    """Built by its Input: torch must know all weights before the first batch."""
+    """Build the model from its Input: torch must know all weights before the first batch."""
     layers = keras.layers
     built: nn.Module = keras.Sequential(
         [

@@ -1,4 +1,4 @@
-"""Hugging Face's Llama from its config, on random tokens: any size, to rehearse and to measure.
+"""Hugging Face's Llama from its config, on random tokens: any size, for rehearsals and benchmarks.
 
 drivetrain train examples/llama.py --nproc-per-node 2
 drivetrain rehearse examples/llama.py --size 8b --world-size 4096 parallel.strategy=fsdp
@@ -27,7 +27,7 @@ SIZES = {
 
 
 class RandomTokens(Dataset[torch.Tensor]):
-    """As many sequences as are asked for; the same one every time for the same index."""
+    """Random sequences; an index always gives the same one."""
 
     def __init__(self, vocabulary: int, length: int) -> None:
         self.vocabulary, self.length = vocabulary, length

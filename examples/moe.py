@@ -1,10 +1,10 @@
-"""A small GPT with experts: each token goes to 2 of 8, on whichever rank they are.
+"""A small GPT with experts: each token goes to 2 of 8, on any rank.
 
 python examples/moe.py
 drivetrain train examples/moe.py --nproc-per-node 2 parallel.strategy=fsdp parallel.ep=2
 drivetrain train examples/moe.py --nproc-per-node 4 parallel.strategy=fsdp parallel.ep=2
 
-It is written for one device. What Drivetrain looks for is the form of `Experts`.
+It is written for one device. Drivetrain recognizes the experts by the form of `Experts`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONTEXT, PADDING = 96, -100
 
 
 class Experts(nn.Module):
-    """All experts of a layer: weights with one row per expert, tokens sorted by theirs."""
+    """All experts of a layer: one row of weights per expert, and tokens sorted by expert."""
 
     def __init__(self, num_experts: int, width: int, hidden: int) -> None:
         super().__init__()
@@ -58,8 +58,8 @@ class Experts(nn.Module):
 class MoE(nn.Module):
     """A router and its experts.
 
-    Experts that get too few tokens are preferred a little more from step to step: `balance` is
-    called after each, with the number of tokens of the whole batch that each expert was sent.
+    Experts that get too few tokens are preferred slightly more from step to step: `balance` is
+    called after each step with the number of tokens in the whole batch that each expert got.
     """
 
     bias: torch.Tensor
@@ -131,7 +131,7 @@ class GPT(nn.Module):
 
 
 class Lines(Dataset[torch.Tensor]):
-    """Each sample is a line of source code, as bytes; no two need be of one length."""
+    """Each sample is a line of source code as bytes; lengths differ."""
 
     def __init__(self) -> None:
         text = "".join(inspect.getsource(m) for m in (_argparse, _statistics, _textwrap))

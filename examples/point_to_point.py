@@ -3,11 +3,11 @@
     drivetrain train --nproc-per-node 2 examples/point_to_point.py
     drivetrain train --nproc-per-node 2 --stall-timeout 5 examples/point_to_point.py deadlock
 
-`dist.send` waits until the other side receives; with gloo that goes for a single number, too. When
-both ranks send before they receive, each waits for a recv that stands after the other's own send: a
-deadlock. Nothing fails, and torch's own time-out is half an hour away. Three ways out: one side
-receives first; or the messages are started without waiting (isend, irecv); or both are handed over
-at once (batch_isend_irecv).
+`dist.send` waits until the other side receives; with gloo that is true even for a single number. If
+both ranks send before they receive, each waits for a recv that comes after the other's send: a
+deadlock. Nothing fails, and torch's default timeout is half an hour. There are three solutions: one
+side receives first, the messages are started without waiting (isend, irecv), or both are started
+together (batch_isend_irecv).
 """
 
 import sys
@@ -20,7 +20,7 @@ NUMBERS = 1 << 22  # 16 MiB
 
 def both_send_first(mine: torch.Tensor, theirs: torch.Tensor, other: int) -> None:
     dist.send(mine, other)  # waits for the other's recv …
-    dist.recv(theirs, other)  # … which stands here, after its own send
+    dist.recv(theirs, other)  # … which comes here, after its own send
 
 
 def one_receives_first(mine: torch.Tensor, theirs: torch.Tensor, other: int) -> None:
@@ -34,13 +34,13 @@ def one_receives_first(mine: torch.Tensor, theirs: torch.Tensor, other: int) -> 
 
 def without_waiting(mine: torch.Tensor, theirs: torch.Tensor, other: int) -> None:
     for work in (dist.isend(mine, other), dist.irecv(theirs, other)):
-        assert work is not None  # it is only for ranks outside the group
-        work.wait()  # `mine` must not change before this
+        assert work is not None  # None only for ranks outside the group
+        work.wait()  # do not change `mine` before this
 
 
 def both_at_once(mine: torch.Tensor, theirs: torch.Tensor, other: int) -> None:
     both = [dist.P2POp(dist.isend, mine, other), dist.P2POp(dist.irecv, theirs, other)]
-    for work in dist.batch_isend_irecv(both):  # the one that NCCL wants, in any order
+    for work in dist.batch_isend_irecv(both):  # recommended with NCCL; any order
         work.wait()
 
 

@@ -1,4 +1,4 @@
-"""A ResNet or a vision transformer on handwritten digits (scikit-learn's, on disk with it).
+"""A ResNet or a vision transformer on handwritten digits (included in scikit-learn).
 
 drivetrain train examples/vision.py --nproc-per-node 2
 drivetrain train --nproc-per-node 2 examples/vision.py --model vit parallel.tp=2
@@ -59,7 +59,7 @@ class Encoder(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # heads come first, so that tensor-parallel ranks get whole heads with their q, k and v
+        # heads come first, so that a tensor-parallel rank gets whole heads with their q, k and v
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (-1, 3, self.head_size)).unbind(-2)
         attended = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -70,7 +70,7 @@ class Encoder(nn.Module):
 
 
 class ViT(nn.Module):
-    # how ranks may share each layer (parallel.tp): outputs cut, then inputs cut and added up
+    # how to shard each layer (parallel.tp): by outputs, then by inputs with summed results
     tp_plan: ClassVar[dict[str, str]] = {
         "blocks.*.qkv": "colwise",
         "blocks.*.out": "rowwise",

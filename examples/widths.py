@@ -1,4 +1,4 @@
-"""Handwritten digits with a network as wide as you say: search on narrow ones, predict for a wide one.
+"""Handwritten digits with a network of any width: search on narrow ones, predict for a wide one.
 
 drivetrain tune examples/widths.py --space examples/widths_space.yaml --study studies/w64 --trials 10 --sampler qmc --width 64
 drivetrain tune predict studies/w32:32 studies/w64:64 studies/w128:128 --for 1024

@@ -2,7 +2,7 @@
 
     from drivetrain import Task, Trainer, load_config
 
-Names are loaded when first used: importing the package costs milliseconds and loads no torch.
+Names are loaded on first use: importing the package takes milliseconds and does not import torch.
 """
 
 from __future__ import annotations

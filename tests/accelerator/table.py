@@ -52,12 +52,12 @@ def page(found: Found) -> str:
     lines = [
         "# Layouts on the test accelerator",
         "",
-        "Each layout of the [parity matrix](parity-matrix.md) that torch itself carries, trained "
-        "on the [test accelerator](gpu.md): the largest relative deviation of the loss from one "
-        f"process on the CPU over {STEPS} steps, fp32 (allowed: {PARITY:.0e}, and "
-        f"{LOOSER['gpt_float8']:.0e} of gpt_float8), in the worst of "
-        "four settings: a process group for host and device tensors or for device tensors only, "
-        "and devices that begin at index 0 or at 3. *Waits* are host synchronisations in five "
+        "Each layout of the [parity matrix](parity-matrix.md) that torch itself implements, "
+        "trained on the [test accelerator](gpu.md). The table shows the largest relative deviation "
+        f"of the loss from one process on the CPU over {STEPS} steps, in fp32 (allowed: "
+        f"{PARITY:.0e}, and {LOOSER['gpt_float8']:.0e} for gpt_float8), in the worst of four "
+        "settings: a process group for host and device tensors or for device tensors only, and "
+        "device indices that start at 0 or at 3. *Waits* are host synchronizations in five "
         "steps between two logs. Written by `make device-matrix`.",
         "",
         f"| layout | ranks | {' | '.join(MODELS)} | waits |",
@@ -69,9 +69,9 @@ def page(found: Found) -> str:
         lines.append(f"| {layout} | {row['ranks']} | {' | '.join(cells)} | {waits} |")
     lines += [
         "",
-        "n/a: as in the parity matrix, which also says what the models are. A parameter server's "
-        "ranks and those that spread experts wait for the host by design.",
-        "DeepSpeed and Horovod bring kernels of their own for each device, and are not run on this "
+        "n/a: as in the parity matrix, which also describes the models. Ranks with a parameter "
+        "server or with distributed experts wait for the host by design.",
+        "DeepSpeed and Horovod have their own kernels for each device, and are not run on this "
         "one.",
     ]
     return "\n".join(lines) + "\n"

@@ -214,7 +214,7 @@ def test_a_rank_whose_device_is_slower_is_named(tmp_path: Path) -> None:
     run_ranks(train, 2, 500, (str(tmp_path / "run"), 0.0, None, 1), GROUPS["both"])
     named = [f for f in diagnose(tmp_path / "run") if f.kind is Kind.STRAGGLER]
     assert [finding.ranks for finding in named] == [(1,)]
-    assert "its computing is slower" in named[0].what
+    assert "its computation is slower" in named[0].what
 
 
 def without_events(*args: Any) -> Any:

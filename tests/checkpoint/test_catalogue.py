@@ -25,7 +25,7 @@ def named(error: Exception) -> str:
     return str(caught.value)
 
 
-REMEDY = "give a place you may write to, or the credentials for it"
+REMEDY = "choose a place you can write to, or provide credentials for it"
 
 
 def test_a_refusal_names_the_address_the_reason_and_what_to_do() -> None:
@@ -75,7 +75,7 @@ def test_a_manifest_that_is_too_large_is_none_of_ours(
     assert catalogue.read_manifest(storage, manifest.folder) == manifest
     monkeypatch.setattr(catalogue, "_MOST_MANIFEST_BYTES", size - 1)
     with pytest.raises(
-        DamagedCheckpoint, match=r"^manifest.json is no file of Drivetrain's \(.+\)"
+        DamagedCheckpoint, match=r"^manifest.json was not written by Drivetrain \(.+\)"
     ):
         catalogue.read_manifest(storage, manifest.folder)
 
@@ -127,8 +127,8 @@ def test_entries_come_newest_first_and_say_why_they_do_not_count(tmp_path: Path)
     lineage.claim_next(storage, 4)
     found = [(entry.step, entry.state, entry.problem) for entry in catalogue.entries(storage)]
     assert found == [
-        (12, "replaced", "written by an attempt that had been replaced"),
-        (8, "unfinished", "no manifest.json: it was never finished"),
+        (12, "replaced", "written by an attempt that another one had replaced"),
+        (8, "unfinished", "no manifest.json: the save did not finish"),
         (4, "good", ""),
     ]
 
@@ -168,16 +168,16 @@ def test_where_there_are_none_it_is_said_what_to_give(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         locate(str(tmp_path)[-20:])
     assert str(caught.value) == (
-        f"checkpoints = {str(tmp_path)[-20:]}: there are none; give a run's directory, a folder of "
-        "checkpoints, one checkpoint, or an address like s3://bucket/run"
+        f"checkpoints = {str(tmp_path)[-20:]}: no checkpoints found; give a run's directory, a "
+        "folder of checkpoints, one checkpoint, or an address like s3://bucket/run"
     )
     (tmp_path / "run.yaml").write_text('{"config": {"checkpoint": {"directory": null}}}')
-    with pytest.raises(ConfigError, match="there are none"):
+    with pytest.raises(ConfigError, match="no checkpoints found"):
         locate(str(tmp_path))
     (tmp_path / "run.yaml").write_text("config: 5")
     with pytest.raises(DamagedRun) as broken:
         locate(str(tmp_path))
-    assert str(broken.value).startswith(f"{tmp_path}/run.yaml: names no folder of checkpoints (")
+    assert str(broken.value).startswith(f"{tmp_path}/run.yaml: does not name a checkpoint folder (")
 
 
 def test_a_step_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
@@ -186,11 +186,11 @@ def test_a_step_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path
     with pytest.raises(ConfigError) as caught:
         locate(str(tmp_path)).choose(6)
     assert str(caught.value) == (
-        f"--step = 6: {tmp_path} has no checkpoint of this step; choose one of 4, 8"
+        f"--step = 6: {tmp_path} has no checkpoint for this step; choose one of 4, 8"
     )
     assert str(damaged("step-4", "x is missing")) == (
-        "step-4: x is missing; `drivetrain checkpoint verify` finds the good ones, --step chooses "
-        "one"
+        "step-4: x is missing; run `drivetrain checkpoint verify` to find the good ones, and "
+        "choose one with --step"
     )
 
 

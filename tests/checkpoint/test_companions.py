@@ -37,7 +37,7 @@ def test_more_companions_than_a_run_writes_are_refused(tmp_path: Path) -> None:
     storage.put("huggingface/more.txt", b"")
     with pytest.raises(DamagedRun) as caught:
         companions.kept(storage)
-    assert str(caught.value) == f"{tmp_path}/huggingface: 33 files; no run has written them"
+    assert str(caught.value) == f"{tmp_path}/huggingface: 33 files; a run writes fewer"
 
 
 def test_companions_that_are_links_or_no_json_are_refused(tmp_path: Path) -> None:

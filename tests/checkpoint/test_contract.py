@@ -23,7 +23,8 @@ from drivetrain.checkpoint.failures import RanksFailed, causes, is_of_the_storag
         ),
         (
             Change("communication.compression", "none", "fp16", "said"),
-            "communication.compression: none → fp16; gradients travel differently from here on",
+            "communication.compression: none → fp16; gradients are communicated differently "
+            "from here on",
         ),
         (
             Change("model.pretrained", "a", "b", "said"),
@@ -110,7 +111,7 @@ def test_a_refusal_comes_from_another_process_as_it_was() -> None:
     assert (back.folder, back.changes, str(back)) == (
         "step-4",
         (Change("seed", 1, 2, "refused"), Change("torch", "a", "b", "said")),
-        "seed = 2: was 1 when step-4 was saved; put it back, or add --accept-change seed",
+        "seed = 2: was 1 when step-4 was saved; restore it, or add --accept-change seed",
     )
 
 

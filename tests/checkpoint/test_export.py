@@ -42,7 +42,7 @@ def test_averages_take_the_place_of_the_weights_they_are_of(tmp_path: Path) -> N
     with pytest.raises(ConfigError) as caught:
         export_weights(store, manifest, tmp_path / "none", averages=True)
     assert str(caught.value) == (
-        f"--ema: {manifest.folder} has no averages; train with the hook EMA"
+        f"--ema: {manifest.folder} has no averaged weights; train with the EMA hook"
     )
 
 
@@ -82,26 +82,25 @@ def test_several_files_have_an_index_before_the_models_own(tmp_path: Path) -> No
 
 def test_what_cannot_be_exported_as_asked_says_why(tmp_path: Path) -> None:
     store, manifest = written(tmp_path / "run", tensors())
-    remedy = "use --format safetensors, and your model's own code to load it"
+    remedy = "use --format safetensors, and load it with your model's own code"
     with pytest.raises(ConfigError) as caught:
         export_weights(store, manifest, tmp_path / "gpt", form="huggingface")
     assert str(caught.value) == (
-        f"--format = huggingface: no config of a Hugging Face model was kept in {store.address}; "
-        f"{remedy}"
+        f"--format = huggingface: {store.address} holds no config of a Hugging Face model; {remedy}"
     )
     store.put("huggingface/config.json", b"{}")
     part = written(tmp_path / "part", tensors(), contents="trained")[1]
     with pytest.raises(ConfigError) as caught:
         export_weights(store, part, tmp_path / "gpt", form="huggingface")
     assert str(caught.value) == (
-        f"--format = huggingface: {part.folder} has only what was trained (checkpoint.contents: "
+        f"--format = huggingface: {part.folder} holds trained weights only (checkpoint.contents: "
         f"trained); {remedy}"
     )
     (tmp_path / "there").touch()
     with pytest.raises(ConfigError) as caught:
         export_weights(store, manifest, tmp_path / "there")
     assert str(caught.value).startswith("target = ")
-    assert str(caught.value).endswith(": exists already; remove it, or give a new name")
+    assert str(caught.value).endswith(": already exists; remove it, or choose another name")
 
 
 @pytest.mark.parametrize("name", ["gpt", "gpt.pt"])

@@ -22,7 +22,7 @@ def test_weights_that_only_one_side_has_are_named_at_most_three() -> None:
     remedy = "resume with the model that was saved, or start a new run"
     assert str(caught.value).splitlines() == [
         f"model: checkpoint step-4 has no a, b, c …; {remedy}",
-        f"model: this model does not have what checkpoint step-4 has: x, y, z; {remedy}",
+        f"model: this model lacks weights that checkpoint step-4 has: x, y, z; {remedy}",
     ]
 
 
@@ -42,7 +42,7 @@ def test_weights_of_other_shapes_are_named_at_most_five() -> None:
     lines = str(caught.value).splitlines()
     assert len(lines) == 5
     assert lines[0] == (
-        "0 = (3,): checkpoint step-4 has it as (2,); resume with the model that was saved, or "
+        "0 = (3,): checkpoint step-4 has shape (2,); resume with the model that was saved, or "
         "start a new run"
     )
 
@@ -134,11 +134,11 @@ def test_a_base_that_differs_is_named_with_how_many_more() -> None:
     with pytest.raises(ConfigError) as caught:
         check_base("step-4", dict.fromkeys(own, "0"), own, alone)
     assert str(caught.value) == (
-        "a: is frozen and not what step-4 was trained on, like 2 more, which has only what was "
-        "trained (checkpoint.contents); make the model from the same base weights, or start a new "
-        "run"
+        "a: is frozen and differs from the base weights of step-4 (so do 2 more), which holds "
+        "trained weights only (checkpoint.contents); build the model from the same base weights, "
+        "or start a new run"
     )
     with pytest.raises(
-        ConfigError, match=r"^b: is frozen and not what step-4 was trained on, which"
+        ConfigError, match=r"^b: is frozen and differs from the base weights of step-4, which"
     ):
         check_base("step-4", {**saved, "model.b": "0"}, own, alone)

@@ -56,7 +56,7 @@ def test_an_index_comes_back_as_torchs_metadata() -> None:
         tensor_index.described(plain_bytes, "a")
     strange = text.replace(b"float32", b"strange32")
     with pytest.raises(
-        DamagedCheckpoint, match=r"^index.json cannot be read \(strange32 is no number format\)$"
+        DamagedCheckpoint, match=r"^index.json cannot be read \(strange32 is not a dtype\)$"
     ):
         tensor_index.from_json(strange, {"f": 17})
 
@@ -72,7 +72,7 @@ def test_an_index_is_one_document_or_a_line_for_each_rank() -> None:
 def test_pieces_of_one_tensor_must_be_of_one_form() -> None:
     assert merged([{"a": entry(piece(0, 4))}, {"b": entry()}]).keys() == {"a", "b"}
     for other in (entry(size=[5]), entry(dtype="int8")):
-        with pytest.raises(ValueError, match="^a has two forms$"):
+        with pytest.raises(ValueError, match="^a has two shapes or dtypes$"):
             merged([{"a": entry()}, {"a": other}])
 
 
@@ -87,11 +87,12 @@ def test_pieces_may_touch_and_not_overlap() -> None:
         read(piece(0, 2), piece(2, 2, 1))
     with pytest.raises(DamagedCheckpoint, match="^index.json lists pieces of a that overlap$"):
         read(piece(0, 2), piece(1, 2, 2))
-    with pytest.raises(DamagedCheckpoint, match="^index.json lists a piece of a outside of it$"):
+    words = "^index.json lists a piece outside of the shape of a$"
+    with pytest.raises(DamagedCheckpoint, match=words):
         read(piece(0, 2), piece(3, 2, 2))
     with pytest.raises(DamagedCheckpoint, match="^index.json lists a piece of a outside of f$"):
         read(piece(0, 4), size=3)
-    with pytest.raises(DamagedCheckpoint, match="pieces of a that do not make up the whole$"):
+    with pytest.raises(DamagedCheckpoint, match="lists pieces that do not cover the whole of a$"):
         read(piece(0, 3))
     with pytest.raises(DamagedCheckpoint, match="'h', not a file of this checkpoint$"):
         read(piece(0, 4, 0, "h"))
@@ -118,9 +119,9 @@ def test_numbers_of_less_than_a_byte_may_be_packed_and_others_are_no_formats() -
     assert index_check._fits("uint4", 3, 2)
     assert index_check._fits("uint7", 3, 1)
     for dtype in ("quint8", "bits8", "nothing"):
-        with pytest.raises(ValueError, match=f"^{dtype} is no number format$"):
+        with pytest.raises(ValueError, match=f"^{dtype} is not a dtype$"):
             index_check._fits(dtype, 1, 1)
-    with pytest.raises(TypeError, match="^5 is no number format$"):
+    with pytest.raises(TypeError, match="^5 is not a dtype$"):
         index_check._fits(5, 1, 1)
 
 
@@ -144,8 +145,8 @@ def test_boxes_overlap_where_they_share_a_number(boxes: Any, overlap: bool) -> N
 def test_a_shape_is_a_list_of_counts_of_the_right_length() -> None:
     assert index_check._numbers([0, 2], 2) == [0, 2]
     assert index_check._numbers([]) == []
-    with pytest.raises(ValueError, match=r"^\[1\] has not 2 dimensions$"):
+    with pytest.raises(ValueError, match=r"^\[1\] does not have 2 dimensions$"):
         index_check._numbers([1], 2)
     for wrong in ((1,), [-1], [True], "1", [1.0]):
-        with pytest.raises(ValueError, match="is no shape$"):
+        with pytest.raises(ValueError, match="is not a shape$"):
             index_check._numbers(wrong)

@@ -73,8 +73,8 @@ def test_an_attempt_that_was_replaced_is_told_by_whom(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
-        (b"{}", "it is no claim (2 bytes)"),
-        (b"[1]", "it is no claim (3 bytes)"),
+        (b"{}", "it is not a claim (2 bytes)"),
+        (b"[1]", "it is not a claim (3 bytes)"),
         (b'{"resumed_step": 0, "attempt": 1}', "its checksum is missing"),
         (b'{"resumed_step": 0, "self_crc32": "x"}', "it does not match its own checksum"),
         (b'{"resumed_step": -1}', "it resumes from step -1"),
@@ -87,8 +87,8 @@ def test_why_a_claim_cannot_be_read(tmp_path: Path, facts: bytes, why: str) -> N
     with pytest.raises(EnvironmentProblem) as caught:
         lineage.read_claims(storage)
     assert str(caught.value) == (
-        f"{tmp_path}/attempt-00001.json: the claim of attempt 1 cannot be read ({why}), so which "
-        "checkpoints count is unknown, and nothing was touched; if no other attempt of this run "
+        f"{tmp_path}/attempt-00001.json: the claim of attempt 1 cannot be read ({why}), so it is "
+        "unknown which checkpoints count, and nothing was changed; if no other attempt of this run "
         "is alive, delete this file to resume from the newest checkpoint"
     )
 
@@ -98,7 +98,7 @@ def test_a_claim_under_anothers_name_is_not_read(tmp_path: Path) -> None:
     facts = {"attempt": 2, "resumed_step": 0}
     text = json.dumps({**facts, "self_crc32": fingerprint(facts)}).encode()
     storage.put("attempt-00001.json", text)
-    with pytest.raises(EnvironmentProblem, match=r"\(it is attempt 2's\)"):
+    with pytest.raises(EnvironmentProblem, match=r"\(it belongs to attempt 2\)"):
         lineage.read_claims(storage)
     storage.remove("attempt-00001.json")
     storage.put("attempt-00002.json", text)

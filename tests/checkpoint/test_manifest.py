@@ -38,9 +38,7 @@ from tests.checkpoint.parts import changed
 def test_what_is_not_of_its_kind_is_named(key: str, value: Any) -> None:
     with pytest.raises(DamagedCheckpoint) as caught:
         Manifest.from_json(changed(**{key: value}))
-    assert str(caught.value) == (
-        f"manifest.json lacks what it must have ({key} is not of its kind)"
-    )
+    assert str(caught.value) == (f"manifest.json is not valid ({key} has an invalid value)")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +68,7 @@ def test_a_manifest_of_another_format_or_without_its_checksum_is_refused() -> No
     for wrong in (b"{", b"[]", b"5"):
         with pytest.raises(DamagedCheckpoint, match="^manifest.json cannot be read"):
             Manifest.from_json(wrong)
-    with pytest.raises(DamagedCheckpoint, match="lacks what it must have"):
+    with pytest.raises(DamagedCheckpoint, match="is not valid"):
         Manifest.from_json(changed(more=1))
 
 

@@ -129,8 +129,8 @@ def test_settings_of_groups_come_back_in_the_form_they_have() -> None:
     with pytest.raises(ConfigError) as caught:
         _restore_groups(optimizer, [])
     assert str(caught.value) == (
-        "optimizer = AdamW: has 1 parameter groups, the checkpoint has 0; make the same optimizer "
-        "that was saved"
+        "optimizer = AdamW: has 1 parameter groups, the checkpoint has 0; create the same "
+        "optimizer as in the saved run"
     )
 
 
@@ -141,8 +141,8 @@ def test_what_json_can_hold_is_plain() -> None:
         with pytest.raises(ConfigError) as caught:
             plain(wrong, "here")
         assert str(caught.value) == (
-            f"here = {type(wrong).__name__}: cannot be saved without pickle; keep numbers, text, "
-            "lists, dicts and tensors in an optimizer's state"
+            f"here = {type(wrong).__name__}: cannot be saved without pickle; keep only numbers, "
+            "strings, lists, dicts and tensors in an optimizer's state"
         )
 
 

@@ -24,7 +24,7 @@ def test_a_store_whose_library_is_missing_says_what_to_install(
     for address, remedy in (
         ("s3://bucket", "pip install 'drivetrain[s3]'"),
         ("s3a://bucket", "pip install 'drivetrain[s3]'"),
-        ("gs://bucket", "install what is named"),
+        ("gs://bucket", "install the package it names"),
     ):
         with pytest.raises(EnvironmentProblem) as caught:
             storage_at(address)

@@ -54,7 +54,7 @@ def test_a_number_format_that_safetensors_does_not_have_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         _header([Tensor("a", torch.complex128, (1,))])
     assert str(caught.value) == (
-        "a: is in torch.complex128, which safetensors does not have; use --format pt"
+        "a: has dtype torch.complex128, which safetensors does not support; use --format pt"
     )
 
 

@@ -94,6 +94,6 @@ def test_the_size_of_a_batch_is_that_of_the_first_thing_that_has_one() -> None:
     with pytest.raises(ConfigError) as caught:
         num_samples_in({"a": 5})
     assert str(caught.value) == (
-        "data.batched = True: a batch of type dict holds nothing whose first dimension counts "
+        "data.batched = True: a batch of type dict contains nothing whose first dimension counts "
         "samples; let the stream yield tensors, arrays or lists in dicts, lists or tuples"
     )

@@ -20,7 +20,7 @@ from tests.data.parts import Numbers, source
 
 def test_a_steps_samples_are_dealt_to_whoever_is_there() -> None:
     feed = ElasticFeed(source(), BatchPlan(4, 2, 2, 20), seed=1)
-    with pytest.raises(ValueError, match="needs to know its steps"):
+    with pytest.raises(ValueError, match="needs to know its number of steps"):
         next(feed.steps(None, 1))
     steps = feed.steps(3, None)
     assert list(next(steps)) == []

@@ -67,7 +67,7 @@ def test_one_that_does_not_ask_is_split_here_and_one_that_asks_by_halves_refused
     watched = WatchedWorkers()
     info: Any = torch.utils.data.get_worker_info()
     assert info.seed == 7
-    with pytest.raises(ConfigError, match="asks for the loader process's seed and not how many"):
+    with pytest.raises(ConfigError, match="asks for the loader process's seed but not how many"):
         watched.splits_itself()
 
 

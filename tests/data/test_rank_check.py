@@ -39,18 +39,18 @@ def test_what_a_rank_tells_is_what_the_next_one_hears() -> None:
     [
         (
             {"is_end": True, "mark": Mark(9, 4)},
-            "rank 0's has ended after 9 samples and rank 1's goes on",
+            "rank 0's ended after 9 samples and rank 1's continues",
         ),
         (
             {"mark": Mark(9, 4)},
             "rank 1 has read 3 samples of epoch 2 and rank 0 9 of epoch 2",
         ),
         ({"epoch": 5}, "rank 1 has read 3 samples of epoch 2 and rank 0 3 of epoch 5"),
-        ({"shown": (6, 5)}, "rank 1 reads the samples of rank 0 in another order"),
+        ({"shown": (6, 5)}, "rank 1 reads the samples of rank 0 in a different order"),
         (
             {"shown": (7, 8)},
-            "rank 1 reads other samples than rank 0: the dataset gives each rank a part of its "
-            "own, or shuffles with random numbers of its own",
+            "rank 1 reads different samples than rank 0: the dataset gives each rank its own part, "
+            "or shuffles with its own random numbers",
         ),
     ],
 )
@@ -60,7 +60,7 @@ def test_how_ranks_differ_is_said(changes: dict[str, Any], text: str) -> None:
 
 def test_who_has_ended_is_named_whoever_it_is() -> None:
     text = _how_they_differ(standing(is_end=True), standing(), "rank 1", "rank 0")
-    assert text == "rank 1's has ended after 3 samples and rank 0's goes on"
+    assert text == "rank 1's ended after 3 samples and rank 0's continues"
 
 
 def test_a_stream_that_differs_is_answered_with_what_to_do() -> None:
@@ -72,9 +72,9 @@ def test_a_stream_that_differs_is_answered_with_what_to_do() -> None:
         "data.iterable_sharding=already_sharded"
     )
     assert remedy_for(object()) == (
-        "seed its shuffling alike everywhere (by set_epoch(epoch), or from torch's, Python's and "
-        "NumPy's own generators, which follow the run's seed); if it gives each rank a part of its "
-        "own, set data.iterable_sharding=already_sharded"
+        "seed its shuffling the same way on every rank (by set_epoch(epoch), or from torch's, "
+        "Python's and NumPy's global generators, which follow the run's seed); if it gives each "
+        "rank its own part, set data.iterable_sharding=already_sharded"
     )
 
 
@@ -101,7 +101,7 @@ def test_a_rank_tells_where_it_stands_and_a_stream_that_differs_is_refused() -> 
         noted(check(Ring(standing(mark=Mark(9, 9)))), standing())
     assert str(caught.value).startswith(
         "data = Stream: every rank must read the same stream, but rank 1 has read 3 samples of "
-        "epoch 2 and rank 0 9 of epoch 2; seed its shuffling alike everywhere"
+        "epoch 2 and rank 0 9 of epoch 2; seed its shuffling the same way on every rank"
     )
 
 
@@ -131,7 +131,7 @@ def test_only_rank_0_speaks_of_what_it_cannot_tell_apart(recwarn: pytest.Warning
     assert len(recwarn) == 0
     noted(check(Ring(), rank=0), standing(is_known=False))
     assert [str(each.message) for each in recwarn] == [
-        "the samples of Stream hold objects whose content is not known here: whether all ranks "
-        "read the same samples is judged by their number alone; let the stream yield tensors, "
-        "arrays, text and numbers in dicts, lists or tuples"
+        "the samples of Stream contain objects that cannot be hashed: ranks are checked only for "
+        "reading the same number of samples; let the stream yield tensors, arrays, text and "
+        "numbers in dicts, lists or tuples"
     ]

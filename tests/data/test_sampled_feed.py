@@ -77,8 +77,8 @@ def test_the_largest_batch_must_be_the_micro_batch(epoch: int, size: int, is_ref
     with pytest.raises(ConfigError) as caught:
         feed._check_size(found)
     assert str(caught.value) == (
-        f"DataLoader sampler = Order: yields batches of up to {size} ids, each is a micro-batch, "
-        f"and micro_batch_size is 3; set micro_batch_size={size}"
+        f"DataLoader sampler = Order: yields batches of up to {size} ids, each of which is a "
+        f"micro-batch, but micro_batch_size is 3; set micro_batch_size={size}"
     )
 
 
@@ -93,9 +93,9 @@ def test_ranks_compare_what_they_have_drawn_at_every_epochs_first_step() -> None
     with pytest.raises(ConfigError) as caught:
         next(other.steps(1, None))
     assert str(caught.value) == (
-        "DataLoader sampler = Order: draws other ids in epoch 0 than that of rank 3; let it yield "
-        "the ids of all ranks, whatever the rank: Drivetrain shares them out; and let it draw from "
-        "torch's, Python's or NumPy's own generators"
+        "DataLoader sampler = Order: draws different ids in epoch 0 than that of rank 3; let it "
+        "yield the ids of all ranks on every rank, because Drivetrain splits them, and let it draw "
+        "from torch's, Python's or NumPy's global generators"
     )
 
 
@@ -129,7 +129,7 @@ def test_a_sampled_feed_knows_whether_it_resumes_with_what_it_was_saved() -> Non
     with pytest.raises(ConfigError) as caught:
         sampled(Order(3, 2, 1), plan).load_state_dict({**state, "drawn": 5})
     assert str(caught.value) == (
-        "DataLoader sampler = Order: draws other ids in epoch 0 than before the run was saved; "
+        "DataLoader sampler = Order: draws different ids in epoch 0 than before the run was saved; "
         "resume with the sampler, the weights and the data the run was started with"
     )
     another = sampled(Order(1, 2, 3), plan)

@@ -79,8 +79,8 @@ def test_a_length_that_is_not_true_is_refused(yields_batches: bool, what: str) -
     with pytest.raises(ConfigError) as caught:
         sampler.draw(0, 5)
     assert str(caught.value) == (
-        f"DataLoader sampler = Order: yields 2 {what} in epoch 5, and its len() is 3; let len() "
-        "be what it yields, in every epoch"
+        f"DataLoader sampler = Order: yields 2 {what} in epoch 5, but its len() is 3; make len() "
+        "equal what it yields, in every epoch"
     )
 
 
@@ -94,9 +94,9 @@ def test_a_sampler_that_draws_from_elsewhere_or_fails_is_named() -> None:
         UserSampler.of(Moody(1, 2), yields_batches=False).check_repeatable(0)
     assert str(caught.value) == (
         "DataLoader sampler = Moody: draws random numbers that do not follow the run's seed: drawn "
-        "twice, an epoch has other ids, and no rank or resumed run could know them; leave out its "
-        "generator=, or draw from torch's, Python's or NumPy's own generators, or from one that is "
-        "seeded in __iter__ by set_epoch(epoch)"
+        "twice, an epoch has different ids, so other ranks and a resumed run cannot reproduce "
+        "them; leave out its generator=, or draw from torch's, Python's or NumPy's global "
+        "generators, or from one that is seeded in __iter__ by set_epoch(epoch)"
     )
 
     class Broken(Order):

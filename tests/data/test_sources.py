@@ -134,8 +134,8 @@ def test_a_batch_sampler_yields_micro_batches_and_no_batching_is_refused() -> No
     with pytest.raises(ConfigError) as caught:
         source_from(DataLoader([1, 2], batch_size=None), Data())  # type: ignore[arg-type]
     assert str(caught.value) == (
-        "DataLoader batch_size = None: asks the dataset for one thing at a time, which reaches the "
-        "model as it is; leave it out; for ready batches pass a stream of them"
+        "DataLoader batch_size = None: takes one item at a time from the dataset and passes it on "
+        "unbatched; leave it out; for ready batches pass a stream of them"
     )
 
 
@@ -163,19 +163,18 @@ def test_what_cannot_be_read_as_data_is_refused_by_its_name() -> None:
     with pytest.raises(ConfigError) as caught:
         source_from(DataLoader(Stream(4), batch_size=2), Data(batched=True))
     assert str(caught.value) == (
-        "DataLoader batch_size = 2: would put ready batches together (data.batched); use "
+        "DataLoader batch_size = 2: would collate ready batches again (data.batched); use "
         "batch_size=None"
     )
     with pytest.raises(ConfigError) as caught:
         source_from(5, Data(), "val")
     assert str(caught.value) == (
-        "val = int: neither a dataset nor something to iterate over; pass a Dataset, a DataLoader "
-        "or an iterable"
+        "val = int: neither a dataset nor an iterable; pass a Dataset, a DataLoader or an iterable"
     )
     with pytest.raises(ConfigError) as caught:
         source_from([], Data(), "val")
     assert str(caught.value) == "val: has no samples; pass a dataset with at least one"
-    several = "holds several sets of data, where one belongs; join them (torch.utils.data.Concat"
+    several = "contains several datasets, but one is expected; join them (torch.utils.data.Concat"
     for data in ({"a": [1]}, [TensorDataset(torch.ones(1))], {0: TensorDataset(torch.ones(1))}):
         with pytest.raises(ConfigError) as caught:
             source_from(data, Data())
@@ -186,8 +185,8 @@ def test_what_cannot_be_read_as_data_is_refused_by_its_name() -> None:
     with pytest.raises(ConfigError) as caught:
         refuse_one_pass(iter([1]), "val")
     assert str(caught.value) == (
-        "val = list_iterator: can be read once only, and every evaluation reads it from the "
-        "beginning; pass a dataset, a DataLoader, or an object whose __iter__ begins anew"
+        "val = list_iterator: can be read only once, but every evaluation reads it from the "
+        "start; pass a dataset, a DataLoader, or an object whose __iter__ starts over"
     )
 
 
@@ -200,7 +199,7 @@ def test_a_pipeline_that_may_yield_either_must_be_told() -> None:
     with pytest.raises(ConfigError) as caught:
         source_from(Piped(), Data(), "val")
     assert str(caught.value) == (
-        "val = Piped: may yield samples or ready batches, and which it is cannot be told; pass the "
+        "val = Piped: may yield either samples or ready batches; pass the "
         "dataset itself, or set data.batched to true or false"
     )
     assert source_from(Piped(), Data(batched=True)).is_batched is True

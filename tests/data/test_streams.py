@@ -195,7 +195,7 @@ def test_a_stream_that_is_not_what_it_was_is_refused_unless_that_was_accepted() 
         42,
     )
     other.load_state_dict(state)
-    with pytest.raises(ConfigError, match="does not give again what it gave before"):
+    with pytest.raises(ConfigError, match="does not repeat the samples that it gave before"):
         taken(other, 4)
     other = StreamFeed(
         Source([torch.tensor(n + 1) for n in range(8)], None, shuffle=False),
@@ -222,7 +222,7 @@ def test_batches_of_another_size_begin_where_the_last_ended() -> None:
     with pytest.raises(ConfigError) as caught:
         sharded.load_state_dict({**feed.state_dict(), "num_shards": 1})
     assert str(caught.value) == (
-        "global_batch_size = 4: was 2; where shards, or ready batches, of a stream stand is "
+        "global_batch_size = 4: was 2; the position in a stream's shards or ready batches is "
         "counted in batches; keep it, or use data.iterable_sharding=same_stream from the start"
     )
 
@@ -337,8 +337,8 @@ def test_a_datasets_own_state_is_used_where_it_leads_back(
     said = [str(each.message) for each in recwarn]
     assert said == (
         [
-            "the state_dict of Stateful does not lead back to where the run was saved (a shuffle "
-            "buffer loses its contents): the stream is read again up to there"
+            "the state_dict of Stateful does not restore the position at which the run was saved "
+            "(a shuffle buffer loses its contents): the stream is read again up to there"
         ]
         if forgets
         else []
@@ -370,8 +370,8 @@ def test_loader_processes_that_read_different_streams_do_not_fit_together() -> N
         reading._check(Read(Mark(4, 7), Mark(6, 8)))
     assert str(caught.value) == (
         "data = Stream: its loader processes read different samples, or in a different order; seed "
-        "its shuffling alike in every process (set_epoch(epoch), or torch's, Python's and NumPy's "
-        "own generators, which follow the run's seed), or use data.num_workers=0"
+        "its shuffling the same way in every process (set_epoch(epoch), or torch's, Python's and "
+        "NumPy's global generators, which follow the run's seed), or use data.num_workers=0"
     )
     reading._check(Read(Mark(0, 0), Mark(2, 9), worker=1))
     reading._check(Read(Mark(2, 9), Mark(4, 9), worker=1))
@@ -452,12 +452,12 @@ def test_a_rank_of_shards_resumes_by_its_own_mark_and_checks_it() -> None:
     other = feed()
     other.load_state_dict(state)
     other.own_state = {**own, "mark": [4, 1]}
-    with pytest.raises(ConfigError, match="does not give again what it gave before"):
+    with pytest.raises(ConfigError, match="does not repeat the samples that it gave before"):
         taken(other, 4)
     shorter = feed(3)
     shorter.load_state_dict(state)
     shorter.own_state = own
-    with pytest.raises(ConfigError, match="has 3 samples where the run had used 4"):
+    with pytest.raises(ConfigError, match="has 3 samples, but the run had used 4"):
         taken(shorter, 4)
 
 

@@ -145,7 +145,7 @@ def test_a_slow_link_among_fast_ones() -> None:
     links[0] = dataclasses.replace(links[0], bytes_per_s=1e8)
     (finding,) = judge(site(*hosts, links=tuple(links)))
     assert (finding.check, finding.hosts) == ("bandwidth", ("h1",))
-    assert "sends to h2" in finding.what
+    assert "sending to h2" in finding.what
     assert "0.80 Gbit/s measured" in finding.evidence
 
 
@@ -194,7 +194,7 @@ def test_limits_grow_with_the_ranks() -> None:
     ]
     findings = together(judge(Examination(tuple(many))))
     assert [len(finding.hosts) for finding in findings] == [64]
-    assert "512 ranks want 2048" in findings[0].evidence
+    assert "512 ranks need 2048" in findings[0].evidence
 
 
 def test_locked_memory_matters_where_there_is_rdma() -> None:

@@ -72,7 +72,7 @@ def test_an_agent_takes_away_only_what_it_left(tmp_path: Path) -> None:
     (tmp_path / "precious.txt").write_text("x")
     with pytest.raises(ValueError, match="not a name"):
         agent.leave(str(tmp_path), "../planted")
-    with pytest.raises(ValueError, match="did not leave"):
+    with pytest.raises(ValueError, match="did not create"):
         agent.clear(str(tmp_path), "precious.txt")
     name = ".drivetrain-doctor-0123abcd"
     (tmp_path / name).symlink_to(tmp_path / "elsewhere")
@@ -117,7 +117,7 @@ def test_what_an_earlier_meeting_left_is_no_host(
         (place / name / "seen").write_text(json.dumps(["h1", "h2"]))
         for number in range(40):
             (place / name / f"answer-{number}").write_text('{"answer": 0.0}')
-    with pytest.raises(ConfigError, match=r"1 of 2 hosts came \(h1\)"):
+    with pytest.raises(ConfigError, match=r"1 of 2 hosts arrived \(h1\)"):
         _member(tmp_path, "h1", 2)
     monkeypatch.setattr(module, "_COME_WITHIN_S", 20.0)
     assert _meet(tmp_path, ["h1", "h2"]) == [["h1", "h2"], None]
@@ -127,7 +127,7 @@ def test_a_place_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "meet").mkdir()
     (tmp_path / "meet" / f"doctor-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="--meet.*is not a folder that only you can write"):
+    with pytest.raises(ConfigError, match="--meet.*is not a directory that only you can write to"):
         _member(tmp_path / "meet", "h1", 2)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
@@ -136,7 +136,7 @@ def test_a_place_that_others_can_write_is_refused(tmp_path: Path) -> None:
     place = tmp_path / f"doctor-{os.getuid()}"
     place.mkdir()
     place.chmod(0o777)
-    with pytest.raises(ConfigError, match="is not a folder that only you can write"):
+    with pytest.raises(ConfigError, match="is not a directory that only you can write to"):
         _member(tmp_path, "h1", 2)
 
 
@@ -161,7 +161,7 @@ def test_links_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     thread = threading.Thread(target=echo)
     thread.start()
-    with pytest.raises(ConfigError, match="1 of 2 hosts came"):
+    with pytest.raises(ConfigError, match="1 of 2 hosts arrived"):
         _member(tmp_path, "h1", 2)
     thread.join()
     assert [p.name for p in (tmp_path / "elsewhere").iterdir()] == ["seen"]

@@ -27,7 +27,7 @@ def doctor(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 def test_this_host_alone(tmp_path: Path) -> None:
     result = doctor("--run-dir", str(tmp_path / "new" / "run"))
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "nothing found that stands in a run's way" in result.stdout
+    assert "no problems found" in result.stdout
     assert list(tmp_path.iterdir()) == []  # and nothing is left
 
 
@@ -47,8 +47,8 @@ def test_the_words_of_a_train_command_are_examined(tmp_path: Path) -> None:
     [
         (["--hosts", "/nowhere"], "--hosts = /nowhere: No such file or directory; give a file"),
         (["--cluster", "/nowhere"], "--cluster = /nowhere: neither a file nor a name"),
-        (["--port", "70000"], "--port = 70000: no such port; use 1 to 65535"),
-        (["--meet", "meet"], "--members: how many hosts will meet?; --members N"),
+        (["--port", "70000"], "--port = 70000: not a port number; use 1 to 65535"),
+        (["--meet", "meet"], "--members: number of hosts unknown; give --members N"),
         (["--", "--stall-timeout", "soon"], "--stall-timeout = soon: must be a number of seconds"),
     ],
 )
@@ -69,12 +69,12 @@ def test_hosts_of_a_file_over_ssh(tmp_path: Path) -> None:
         names.write_text("# the lab\nh2 slots=8\nh3 slots=8  # both alike\n")
         good = doctor_on(desk, *words)
         assert good.returncode == 0, good.stdout + good.stderr
-        assert "2 of 2 ways between hosts work" in good.stdout
+        assert "2 of 2 links between hosts work" in good.stdout
         names.write_text("h2\nh3\nh9\n")
         lost = doctor_on(desk, *words)
     assert lost.returncode == 1
     assert "error: h9: cannot be examined" in lost.stdout
-    assert "2 of 2 ways between hosts work" in lost.stdout  # the others are examined all the same
+    assert "2 of 2 links between hosts work" in lost.stdout  # the others are examined all the same
 
 
 def doctor_on(desk: Host, *words: str) -> subprocess.CompletedProcess[str]:
@@ -113,6 +113,6 @@ def test_nodes_of_a_real_slurm_job_meet_in_a_folder(tmp_path: Path) -> None:
         good = cluster.run([*step, *VERB, *words])
         bare = ["sh", "-c", 'unset SLURM_PROCID; "$@"; true', "sh"]
         bad = cluster.run([*step, *bare, *VERB, *words])
-    assert "2 of 2 ways between hosts work" in good
-    assert "nothing found" in good
+    assert "2 of 2 links between hosts work" in good
+    assert "no problems found" in good
     assert "error: h1, h2: SLURM_PROCID is not set" in bad

@@ -1,9 +1,9 @@
-"""The rows: every class, argument, command and flag that the field's documents print.
+"""The rows: every class, argument, command and flag that the field's documents show.
 
-Five documents were gone through: a page of drop-in trainers, a guide to strategies, an explanation
-with code, a course's outline and a path for building it all oneself. Where a document imports its
-own package, `drivetrain` stands here. Snippets are not copied: the same names and values, called on
-small data.
+They come from five documents: a page of drop-in trainers, a guide to strategies, an explanation
+with code, a course outline, and a guide to building everything yourself. Where a document imports
+its own package, the row imports `drivetrain`. Snippets are not copied: they use the same names and
+values on small data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ QUICK_START = (
         "cli-horovod",
         "horovodrun -np 8 python -m drivetrain.cli train --script train.py --backend horovod",
         "not run",
-        "for want of Horovod; each process is to become the script ([how](horovod.md#usage))",
+        "needs Horovod; each process then becomes the script ([how](horovod.md#usage))",
         command="horovodrun -np 2 --gloo python -m drivetrain.cli train --script train.py "
         "--backend horovod",
         needs="horovod",
@@ -35,7 +35,7 @@ QUICK_START = (
         "python -m drivetrain.cli train --script train.py --num-nodes 4 --gpus-per-node 8 "
         "--backend ray --address ray://head-node:10001",
         "works",
-        "a job for the cluster ([Ray](ray.md)); `--dry-run` shows it",
+        "submits a job to the cluster ([Ray](ray.md)); `--dry-run` prints it",
         command="python -m drivetrain.cli train --script train.py --num-nodes 4 "
         "--gpus-per-node 8 --backend ray --address ray://head-node:10001 --dry-run",
     ),
@@ -44,7 +44,7 @@ QUICK_START = (
         "PyTorchDDPTrainer(model=model, num_gpus=4, batch_size=32, epochs=100)"
         ".fit(train_loader, val_loader)",
         "works",
-        "from plain `python` it starts its ranks; under a launcher it uses those that are there",
+        "under plain `python` it starts its own ranks; under a launcher it uses the existing ones",
         code=_DDP + "PyTorchDDPTrainer(model=model, num_gpus=4, batch_size=32, epochs=100)"
         ".fit(train_loader, val_loader)",
     ),
@@ -66,7 +66,7 @@ TRAINERS = (
         'trainer.fit(train_loader, val_loader, checkpoint_dir="./checkpoints", '
         'mlflow_experiment="distributed-training")',
         "works",
-        "weights in `checkpoints/weights.pt`, and an MLflow run in that experiment",
+        "writes `checkpoints/weights.pt` and an MLflow run in that experiment",
         code=_DDP + "import pathlib, time\n"
         "trainer = PyTorchDDPTrainer(model=MyModel(), epochs=2)\n"
         'history = trainer.fit(train_loader, val_loader, checkpoint_dir="./checkpoints", '
@@ -91,7 +91,7 @@ TRAINERS = (
         "HorovodTrainer(model=model, optimizer=optimizer, loss_fn=loss_fn, "
         "verbose=(hvd.rank() == 0)).fit(train_loader, epochs=100)",
         "works",
-        "with Horovod built ([how](horovod.md#usage))",
+        "needs Horovod ([how](horovod.md#usage))",
         shown_by="tests/ranks/test_horovod.py",
         needs="horovod",
     ),
@@ -99,7 +99,7 @@ TRAINERS = (
         "metric-average",
         'trainer.metric_average(accuracy, name="accuracy")',
         "works",
-        "evaluations are exact over all ranks already; this is for numbers of one's own",
+        "for your own metrics; evaluations are already exact over all ranks",
         needs="horovod",
         shown_by="tests/ranks/test_horovod.py",
     ),
@@ -107,14 +107,14 @@ TRAINERS = (
         "horovodrun-hosts",
         "horovodrun -np 16 -H node1:8,node2:8 python train.py",
         "not run",
-        "for want of two hosts with Horovod; one host is. Without it: "
+        "needs two hosts with Horovod; tested on one host. Without Horovod: "
         "`drivetrain train --hosts hosts.txt train.py`",
     ),
     Row(
         "horovod-timeline",
         "HOROVOD_TIMELINE=timeline.json horovodrun …",
         "not run",
-        "Horovod's own file; ours, of any strategy: `drivetrain profile` "
+        "Horovod's own file; Drivetrain's, for any strategy: `drivetrain profile` "
         "([Horovod](horovod.md#timeline))",
     ),
     Row(
@@ -122,8 +122,8 @@ TRAINERS = (
         "RayTrainer(model, config).fit(train_loader, val_loader), trainer.best_accuracy, "
         "in a function for tune.run",
         "works",
-        "in a task or trial it trains in that process, unless `num_workers` asks for more; run as "
-        "a task",
+        "in a task or trial it trains in that process, unless `num_workers` asks for more; tested "
+        "as a task",
         needs="ray",
         shown_by="tests/documents/test_documents.py",
     ),
@@ -132,7 +132,7 @@ TRAINERS = (
         'tune.run(train_fn, config={"lr": tune.loguniform(1e-4, 1e-2), …}, num_samples=20, '
         'resources_per_trial={"gpu": 1})',
         "not run",
-        "Ray Tune's own; `analysis.best_config` needs `metric=` and `mode=` there. Ours: "
+        "Ray Tune's own; `analysis.best_config` needs `metric=` and `mode=` there. Drivetrain's: "
         "[`drivetrain tune`](tune.md)",
     ),
     Row(
@@ -140,7 +140,7 @@ TRAINERS = (
         "from drivetrain import TensorFlowDistributedTrainer",
         "works",
         "[takes the function that builds the model](tensorflow.md); `drivetrain train --backend "
-        "tensorflow` starts workers, supervised and recorded",
+        "tensorflow` starts, supervises and records its workers",
         needs="tensorflow",
         shown_by="tests/tensorflow/test_tensorflow.py",
     ),
@@ -148,8 +148,8 @@ TRAINERS = (
         "mirrored",
         "tf.distribute.MirroredStrategy(), model.fit(train_dataset, epochs=50)",
         "not run",
-        "TensorFlow's own; `drivetrain train` supervises it as any script. Recorded and resumed: "
-        "[`TensorFlowDistributedTrainer`](tensorflow.md)",
+        "TensorFlow's own; `drivetrain train` supervises it like any script. With recording and "
+        "resuming: [`TensorFlowDistributedTrainer`](tensorflow.md)",
     ),
 )
 
@@ -177,8 +177,8 @@ CONFIG = (
         "nccl",
         'DistributedConfig(communication_backend="nccl")',
         "refused",
-        'communication_backend = nccl: needs CUDA devices, and there are none; use "auto", which '
-        "takes gloo on the CPU",
+        'communication_backend = nccl: needs CUDA devices, but there are none; use "auto", which '
+        "uses gloo on the CPU",
         code="from drivetrain import DistributedConfig\n"
         'DistributedConfig(communication_backend="nccl")',
     ),
@@ -203,7 +203,7 @@ CONFIG = (
         "backend-horovod",
         'DistributedConfig(backend="horovod")',
         "works",
-        "with Horovod built",
+        "training with it needs Horovod",
         code='from drivetrain import DistributedConfig\nDistributedConfig(backend="horovod")',
     ),
     Row(
@@ -218,7 +218,8 @@ CONFIG = (
         "backend-tensorflow",
         'DistributedConfig(backend="tensorflow")',
         "refused",
-        "backend = tensorflow: trains Keras models, and this trainer's is torch's; use pytorch-ddp",
+        "backend = tensorflow: trains Keras models, but this trainer takes torch's; use "
+        "pytorch-ddp",
         code='from drivetrain import DistributedConfig\nDistributedConfig(backend="tensorflow")',
     ),
 )
@@ -236,7 +237,7 @@ ADVANCED = (
         "accumulation",
         "PyTorchDDPTrainer(model=model, batch_size=32, gradient_accumulation_steps=8)",
         "works",
-        "a step has 32 × 8 × ranks samples",
+        "a step has 32 × 8 × number of ranks samples",
         code=_DDP
         + "PyTorchDDPTrainer(model=model, batch_size=32, gradient_accumulation_steps=8)\\\n"
         "    .fit(train_loader)",
@@ -253,8 +254,8 @@ ADVANCED = (
         "deepspeed-own-config",
         "from deepspeed import DeepSpeedConfig; DeepSpeedConfig(zero_optimization={…})",
         "refused",
-        "by DeepSpeed: its class takes a file or a dict, no keywords. `from drivetrain import "
-        "DeepSpeedConfig` takes them",
+        "by DeepSpeed: its class takes a file or a dict, but no keywords. `from drivetrain import "
+        "DeepSpeedConfig` accepts them",
         needs="deepspeed",
         shown_by="tests/documents/test_documents.py",
     ),
@@ -264,7 +265,7 @@ ADVANCED = (
         '"offload_param": {"device": "cpu"}}), PyTorchDDPTrainer(model=model, '
         "deepspeed_config=config)",
         "works",
-        "with `from drivetrain import DeepSpeedConfig`; a dict or a file does as well",
+        "with `from drivetrain import DeepSpeedConfig`; a dict or a file also works",
         code="from drivetrain import DeepSpeedConfig, PyTorchDDPTrainer\n"
         'config = DeepSpeedConfig(zero_optimization={"stage": 3, "offload_optimizer": '
         '{"device": "cpu"}, "offload_param": {"device": "cpu"}})\n'
@@ -300,7 +301,7 @@ WATCHING = (
         "tensorboard-dir",
         'PyTorchDDPTrainer(model=model, tensorboard_dir="./runs", log_every_n_steps=10)',
         "works",
-        "losses, metrics, rates, gradient norms, system figures",
+        "losses, metrics, learning rates, gradient norms and system metrics",
         code=_DDP + "import pathlib\n"
         'PyTorchDDPTrainer(model=model, tensorboard_dir="./runs", log_every_n_steps=10)'
         ".fit(train_loader, val_loader)\n"
@@ -311,7 +312,7 @@ WATCHING = (
         "tensorboard",
         "tensorboard --logdir=./runs",
         "works",
-        "TensorBoard's own command finds every run below",
+        "TensorBoard's own command; it finds every run in the directory",
         needs="tensorboard",
         shown_by="tests/unit/test_record.py",
     ),
@@ -320,7 +321,7 @@ WATCHING = (
         'with mlflow.start_run(run_name="distributed-training"): PyTorchDDPTrainer(model, '
         "mlflow_tracking=True).fit(train_loader, val_loader)",
         "works",
-        "metrics and settings go to that run, and `log_param`, `log_metric` after `fit` too",
+        "metrics and settings go to that run; so do `log_param` and `log_metric` after `fit`",
         code=_DDP + "import mlflow\n"
         'mlflow.set_tracking_uri(f"sqlite:///mlflow-{rank}.db")\n'
         'with mlflow.start_run(run_name="distributed-training") as run:\n'
@@ -339,7 +340,7 @@ WATCHING = (
         "trainer.fit(train_loader, val_loader, max_steps=100); prof.key_averages().table("
         'sort_by="cuda_time_total")',
         "works",
-        "torch's own; `drivetrain profile` puts it beside communication and data",
+        "torch's own; `drivetrain profile` shows it next to communication and data loading",
         code=_DDP + "from torch.profiler import ProfilerActivity, profile\n"
         "trainer = PyTorchDDPTrainer(model, epochs=100)\n"
         "with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as prof:\n"
@@ -355,7 +356,7 @@ PRACTICES = (
         "PyTorchDDPTrainer(model=model, num_gpus=num_gpus, learning_rate=base_lr * (new_batch / "
         "base_batch) ** 0.5)",
         "works",
-        'or `learning_rate_scaling="sqrt"` ("linear"): by the number of ranks',
+        'or `learning_rate_scaling="sqrt"` ("linear"), which scales by the number of ranks',
         code=_DDP + "a = PyTorchDDPTrainer(MyModel(), num_gpus=num_gpus, "
         "learning_rate=0.001 * num_gpus ** 0.5).fit(train_loader)\n"
         'b = PyTorchDDPTrainer(MyModel(), learning_rate=0.001, learning_rate_scaling="sqrt")'
@@ -368,8 +369,8 @@ PRACTICES = (
         "total_iters=warmup_epochs), CosineAnnealingLR(optimizer, T_max=…)], "
         "milestones=[warmup_epochs])",
         "works",
-        "`PyTorchDDPTrainer(model, scheduler=scheduler)` steps it each epoch; "
-        "`warmup_epochs=5` is the short way",
+        "`PyTorchDDPTrainer(model, scheduler=scheduler)` steps it every epoch; "
+        "`warmup_epochs=5` is shorter",
         code=_DDP
         + "from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR\n"
         "warmup = LinearLR(optimizer, start_factor=0.1, total_iters=5)\n"
@@ -392,8 +393,8 @@ PRACTICES = (
         'PyTorchDDPTrainer(model=model, checkpoint_frequency=10, checkpoint_dir="./checkpoints", '
         "resume_from_checkpoint=True)",
         "works",
-        "every 10 epochs; weights, optimizer, schedule, step, random streams and the place in "
-        "the data",
+        "saves every 10 epochs; restores weights, optimizer, schedule, step, random state and data "
+        "position",
         code=_DDP + 'given = {"checkpoint_frequency": 10, "checkpoint_dir": "./checkpoints"}\n'
         "for epochs, before in ((20, 0), (30, 20)):\n"
         "    trainer = PyTorchDDPTrainer(\n"
@@ -405,7 +406,7 @@ PRACTICES = (
         "DataLoader(dataset, batch_size=batch_size, sampler=DistributedSampler(dataset, "
         "num_replicas=num_gpus, rank=rank), num_workers=4, pin_memory=True)",
         "works",
-        "the sampler's part is taken over: each sample once an epoch, at any number of ranks",
+        "Drivetrain replaces the sampler: each sample once per epoch, at any number of ranks",
         code=_DDP + "from torch.utils.data import DataLoader, DistributedSampler\n"
         "sampler = DistributedSampler(dataset, num_replicas=num_gpus, rank=rank)\n"
         "loader = DataLoader(dataset, batch_size=32, sampler=sampler, num_workers=1)\n"
@@ -419,7 +420,7 @@ LAUNCHING = (
         "python -m torch.distributed.launch --nproc_per_node=8 --master_port=29500 train.py "
         "--num-epochs 100 --batch-size 32 --lr 0.001",
         "works",
-        "torch's own, and the script finds its ranks; supervised: `drivetrain train "
+        "torch's own, and the script finds its ranks; with supervision: `drivetrain train "
         "--nproc_per_node=8 train.py …`",
         command="python -m drivetrain train --nproc_per_node=2 --master_port=29511 own_loop.py "
         "--num-epochs 100 --batch-size 32 --lr 0.001",
@@ -439,7 +440,7 @@ LAUNCHING = (
         "kind: Job, parallelism: 4, nvidia.com/gpu: 8, restartPolicy: OnFailure",
         "works",
         "the printed Job gives its pods no ranks; `drivetrain train --on kubernetes --nodes 4 "
-        "--gpus-per-node 8 --image NAME:TAG --claim runs` makes one that does",
+        "--gpus-per-node 8 --image NAME:TAG --claim runs` creates one that does",
         command="python -m drivetrain train --on kubernetes --nodes 4 --gpus-per-node 8 "
         "--image pytorch/pytorch:2.13.0 --claim runs --run-dir /runs/one train.py --dry-run",
     ),
@@ -450,7 +451,7 @@ GUIDE = (
         "torchrun",
         "torchrun --nproc_per_node=4 ddp_mnist.py",
         "works",
-        "the same flags after `drivetrain train`, or torchrun itself",
+        "torchrun itself, or the same flags after `drivetrain train`",
         command="python -m drivetrain train --nproc_per_node=2 own_loop.py",
     ),
     Row(
@@ -465,7 +466,7 @@ GUIDE = (
         "torchrun --nnodes=2 --nproc_per_node=4 --node_rank=0 --master_addr=10.0.0.1 "
         "--master_port=29500 ddp_training.py",
         "works",
-        "the same flags; with a shared `--run-dir` no address is needed",
+        "the same flags; a shared `--run-dir` needs no address",
         command="python -m drivetrain train --nnodes=1 --nproc_per_node=2 --node_rank=0 "
         "--master_addr=127.0.0.1 --master_port=29512 own_loop.py",
     ),
@@ -481,7 +482,7 @@ GUIDE = (
         "deepspeed-config-flag",
         "train.py --deepspeed_config zero3_config.json",
         "works",
-        "is `parallel.strategy=deepspeed parallel.deepspeed.config=zero3_config.json`",
+        "same as `parallel.strategy=deepspeed parallel.deepspeed.config=zero3_config.json`",
         command="python -m drivetrain train --nproc-per-node 2 train.py "
         "--deepspeed_config zero3_config.json",
         needs="deepspeed",
@@ -491,7 +492,7 @@ GUIDE = (
         "loss = model(batch) / accumulation_steps; every accumulation_steps batches "
         "optimizer.step()",
         "works",
-        "as it is; in `prepare`'s loop the division is done for you "
+        "unchanged; in a `prepare` loop, Drivetrain does the division "
         "([keep your loop](keep-your-loop.md))",
         command="python -m drivetrain train --nproc-per-node 2 own_loop.py --accumulate 2",
     ),
@@ -500,7 +501,8 @@ GUIDE = (
         "with autocast(): loss = model(batch); scaler.scale(loss).backward(); "
         "scaler.step(optimizer); scaler.update()",
         "works",
-        "as it is (`torch.amp`; torch.cuda.amp is deprecated); here `precision.dtype=fp16`",
+        "unchanged (`torch.amp`; torch.cuda.amp is deprecated); in Drivetrain: "
+        "`precision.dtype=fp16`",
         command="python -m drivetrain train --nproc-per-node 2 own_loop.py --amp",
     ),
     Row(
@@ -516,7 +518,7 @@ GUIDE = (
         "FSDP FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD, NO_SHARD",
         "works",
         '`PyTorchDDPTrainer(model, backend="pytorch-fsdp", sharding_strategy="FULL_SHARD")`; '
-        "[in Drivetrain's words](strategies.md#torchs-names)",
+        "[as config keys](strategies.md#torchs-names)",
         code=_DDP + 'for name in ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD"):\n'
         '    PyTorchDDPTrainer(MyModel(), backend="pytorch-fsdp", sharding_strategy=name)'
         ".fit(train_loader)",
@@ -525,27 +527,27 @@ GUIDE = (
         "nsys",
         "nsys profile --trace=cuda,nvtx,osrt torchrun --nproc_per_node=4 train.py",
         "not run",
-        "for want of a device; NVIDIA's own, around either launcher",
+        "needs a GPU; NVIDIA's own, wraps either launcher",
     ),
     Row(
         "device-count",
         "torch.cuda.device_count(), dist.is_nccl_available()",
         "works",
-        "torch's own; `drivetrain env` and `drivetrain doctor` ask both",
+        "torch's own; `drivetrain env` and `drivetrain doctor` report both",
         command="python -m drivetrain env",
     ),
     Row(
         "env-by-hand",
         "MASTER_ADDR=localhost MASTER_PORT=29500 WORLD_SIZE=4 RANK=0 LOCAL_RANK=0",
         "works",
-        "a process that has them is that rank",
+        "a process with these variables is that rank",
         shown_by="tests/unit/test_drop_in.py",
     ),
     Row(
         "nccl-variables",
         "NCCL_DEBUG, NCCL_IB_DISABLE, NCCL_SOCKET_IFNAME, NCCL_BUFFSIZE, …",
         "not run",
-        "for want of a device; NCCL's own, they reach every rank (`--env` on a target)",
+        "needs a GPU; NCCL's own variables, which reach every rank (on a target: `--env`)",
     ),
 )
 
@@ -555,22 +557,22 @@ EXPLANATION = (
         "DistributedTrainer: DDP(model, device_ids=[rank]), train_step(data, target), a "
         "DistributedSampler, set_epoch",
         "works",
-        "a script of one's own; `prepare(model, optimizer, loader)` adds checkpoints and records",
+        "your own script; `prepare(model, optimizer, loader)` adds checkpoints and records",
         command="python -m drivetrain train --nproc-per-node 2 own_loop.py --num-epochs 2",
     ),
     Row(
         "collectives",
         "dist.all_reduce, dist.all_gather, dist.broadcast, dist.send, dist.recv",
         "works",
-        "torch's own, between the ranks that were started",
+        "torch's own, between the launched ranks",
         command="python -m drivetrain train --nproc-per-node 2 own_loop.py --collectives",
     ),
     Row(
         "ring",
         "ring_allreduce with dist.send before dist.recv on every rank",
         "refused",
-        "by the network, once a message is larger than its buffer: every rank waits in send; "
-        "`isend`, or `dist.batch_isend_irecv`. A run that hangs so is ended and explained "
+        "deadlocks once a message is larger than the network's buffer, because every rank waits in "
+        "send; use `isend` or `dist.batch_isend_irecv`. Such a hang is ended and explained "
         "(`drivetrain diagnose`)",
         shown_by="tests/launch/test_plain_deadlock.py",
     ),
@@ -578,8 +580,8 @@ EXPLANATION = (
         "compression",
         "GradientCompression(compression_ratio=0.1).compress_gradients(gradients)",
         "works",
-        "and as a setting: `PyTorchDDPTrainer(model, compression=GradientCompression(0.1))`, "
-        "which sends the rest later instead of losing it",
+        "also as a setting: `PyTorchDDPTrainer(model, compression=GradientCompression(0.1))`, "
+        "which sends the rest later instead of dropping it",
         code="from drivetrain import GradientCompression, PyTorchDDPTrainer\n"
         "compression = GradientCompression(compression_ratio=0.1)\n"
         "given = [torch.arange(-10.0, 10.0), None]\n"
@@ -592,7 +594,7 @@ EXPLANATION = (
         "overlap",
         "OverlappedTrainer: dist.all_reduce(param.grad, async_op=True) for each, then wait",
         "works",
-        "as it is; ddp and fsdp overlap with backward by themselves",
+        "unchanged; ddp and fsdp already overlap communication with backward",
         command="python -m drivetrain train --nproc-per-node 2 own_loop.py --overlap",
     ),
     Row(
@@ -600,7 +602,7 @@ EXPLANATION = (
         'PerformanceMonitor().start_timer("step"), .end_timer("step"), '
         ".monitor_training(trainer, data_loader, num_steps=100)",
         "works",
-        "a drop-in trainer, or any object with train_step(data, target)",
+        "takes a drop-in trainer, or any object with train_step(data, target)",
         code="from drivetrain import PerformanceMonitor, PyTorchDDPTrainer\n"
         "monitor = PerformanceMonitor()\n"
         'monitor.start_timer("step")\n'
@@ -613,14 +615,14 @@ EXPLANATION = (
         "own-monitor",
         "profile_communication(): dist.all_reduce by size, time and bandwidth",
         "works",
-        "as it is; `drivetrain probe` measures the links of a cluster",
+        "unchanged; `drivetrain probe` measures a cluster's links",
         shown_by="tests/unit/test_probe_sizes.py",
     ),
     Row(
         "local-rank",
         'parser.add_argument("--local_rank", type=int, default=0)',
         "works",
-        "ranks come by variables; the flag keeps its default",
+        "ranks are set by environment variables; the flag keeps its default",
         command="python -m drivetrain train --nproc-per-node 2 own_loop.py",
     ),
 )
@@ -630,7 +632,7 @@ NAMED = (
         "sharded-checkpoints",
         "checkpointing strategies: full, sharded",
         "works",
-        "each rank writes its pieces; `weights.pt` or `weights/` at the end is whole "
+        "each rank writes its shards; `weights.pt` or `weights/` at the end is complete "
         "([checkpoints](checkpoints.md))",
         shown_by="tests/unit/test_checkpoint.py",
     ),
@@ -638,8 +640,8 @@ NAMED = (
         "incremental-checkpoints",
         "checkpointing strategies: incremental",
         "works",
-        "`checkpoint.incremental=true` writes what has changed, byte by byte "
-        "([checkpoints](checkpoints.md#incremental-checkpoints)); what is not trained can be left "
+        "`checkpoint.incremental=true` writes only changed bytes "
+        "([checkpoints](checkpoints.md#incremental-checkpoints)); frozen weights can be left "
         "out (`checkpoint.contents=trained`)",
         code="from drivetrain import Task, Trainer\n"
         "from drivetrain.checkpoint.locate import locate\n"
@@ -659,14 +661,15 @@ NAMED = (
         "elastic",
         "elastic training, adding and removing nodes",
         "works",
-        "`--nnodes MIN:MAX`; the global batch stays ([fault tolerance](fault-tolerance.md))",
+        "`--nnodes MIN:MAX`; the global batch size stays ([fault tolerance](fault-tolerance.md))",
         shown_by="tests/ray/test_ray.py",
     ),
     Row(
         "profilers",
         "PyTorch Profiler, py-spy",
         "works",
-        "`drivetrain profile` is torch's on chosen ranks and steps; with `--py-spy`, py-spy too",
+        "`drivetrain profile` runs torch's profiler on chosen ranks and steps, and py-spy with "
+        "`--py-spy`",
         command="python -m drivetrain profile --ranks all --steps 3:5 --nproc-per-node 2 train.py",
     ),
     Row(
@@ -694,21 +697,21 @@ NAMED = (
         "notebook",
         "notebook_launcher(train, args=(…), num_processes=2)",
         "works",
-        "as Accelerate has it ([in a notebook](drop-in-trainers.md#in-a-notebook))",
+        "same as Accelerate's ([in a notebook](drop-in-trainers.md#in-a-notebook))",
         shown_by="tests/unit/test_drop_in.py",
     ),
 )
 
 DOCUMENTS: dict[str, tuple[Row, ...]] = {
-    "Quick start of the drop-in trainers": QUICK_START,
+    "Drop-in trainers: quick start": QUICK_START,
     "Trainers by framework": TRAINERS,
     "DistributedConfig": CONFIG,
     "Mixed precision, accumulation, compression, ZeRO, search": ADVANCED,
     "Monitoring": WATCHING,
-    "Good practice": PRACTICES,
+    "Best practices": PRACTICES,
     "Launch scripts": LAUNCHING,
-    "The guide to strategies": GUIDE,
-    "The explanation with code": EXPLANATION,
-    "Named without a snippet": NAMED,
+    "Guide to strategies": GUIDE,
+    "Explanation with code": EXPLANATION,
+    "Mentioned without a snippet": NAMED,
 }
 ROWS = tuple(row for rows in DOCUMENTS.values() for row in rows)

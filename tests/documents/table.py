@@ -1,6 +1,6 @@
-"""`python -m tests.documents.table PAGE`: what the field's documents print, and what happens here.
+"""`python -m tests.documents.table PAGE` writes the rows' tables into the page.
 
-The page follows from the rows; that the rows are true, `make documents` shows.
+The page follows from the rows; `make documents` tests that the rows are true.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ BEGIN, END = "<!-- rows -->", "<!-- end of rows -->"
 
 
 def rendered() -> list[str]:
-    """The tables, one for each document."""
+    """Return the lines of the tables, one table per document."""
     count = Counter(row.outcome for row in ROWS)
     said = ", ".join(f"{number} {outcome}" for outcome, number in count.most_common())
     lines = [f"{len(ROWS)} rows: {said}."]
     for title, rows in DOCUMENTS.items():
-        lines += ["", f"## {title}", "", "| printed | here | |", "| --- | --- | --- |"]
+        lines += ["", f"## {title}", "", "| example | result | notes |", "| --- | --- | --- |"]
         lines += [_line(row) for row in rows]
     return lines
 
@@ -33,7 +33,7 @@ def _line(row: Row) -> str:
 
 
 def page_with_rows(page: str) -> str:
-    """The page as it should be."""
+    """Return the page with the rows' current tables."""
     return with_table(page, rendered(), BEGIN, END)
 
 

@@ -11,7 +11,7 @@ from tests.kubernetes.jobs import CPU_TARGET, JOB, TARGET, changed
 # What is changed in a good request, where the problem must be seen, and a word of its remedy.
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "no image": ({}, {"image": None}, "--image", "--image"),
-    "image that can change": ({}, {"image": "gpt:latest"}, "--image", "tag of its own"),
+    "image that can change": ({}, {"image": "gpt:latest"}, "--image", "unique tag"),
     "image without a tag": ({}, {"image": "team/gpt"}, "--image", "digest"),
     "unknown kind": ({}, {"kind": "trainJobs"}, "--kind", "did you mean trainjob?"),
     "name without letters": ({"name": "___"}, {}, "--job-name", "--job-name"),

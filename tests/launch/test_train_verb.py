@@ -78,7 +78,7 @@ def test_a_stopped_launcher_leaves_no_rank_behind(tmp_path: Path) -> None:
     launcher.send_signal(signal.SIGTERM)
     _, stderr = launcher.communicate(timeout=60)
     assert launcher.returncode == 128 + signal.SIGTERM
-    assert "stopped by SIGTERM; all ranks were ended" in stderr
+    assert "stopped by SIGTERM; all ranks were killed" in stderr
     assert "Traceback" not in stderr
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 

@@ -88,7 +88,7 @@ def test_without_locks_the_run_goes_on_and_it_is_said(
     monkeypatch.setattr("fcntl.flock", no_locks)
     with only_launcher(words(tmp_path / "run")):
         pass
-    assert "no locks (flock: Function not implemented)" in capsys.readouterr().err
+    assert "does not support locks (flock: Function not implemented)" in capsys.readouterr().err
 
 
 def test_words_that_name_no_run_or_are_wrong_lock_nothing(tmp_path: Path) -> None:

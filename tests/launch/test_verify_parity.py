@@ -63,7 +63,7 @@ def test_a_script_that_parts_from_itself_is_certified_as_far_as_it_can_tell(tmp_
     code, output = verify(tmp_path, script, "--layouts", "ddp:2", "--steps", "20")
     assert code == 0, output
     assert "same training to step " in output
-    assert "one process parts from itself by " in output
+    assert "one process diverges from itself by " in output
 
 
 @pytest.mark.slow
@@ -79,4 +79,4 @@ def test_a_layout_that_cannot_be_run_fails_with_its_own_words(tmp_path: Path) ->
 def test_a_layout_with_a_typing_error_is_refused_at_once(tmp_path: Path) -> None:
     code, output = verify(tmp_path, SCRIPT, "--layouts", "dpp:2")
     assert code == 2
-    assert "--layouts = dpp:2: is no layout; use one of ddp, bitwise, fsdp" in output
+    assert "--layouts = dpp:2: is not a layout; use one of ddp, bitwise, fsdp" in output

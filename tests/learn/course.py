@@ -94,9 +94,9 @@ def table(results: dict[str, Any]) -> str:
 
 def puzzle_table(results: dict[str, Any]) -> str:
     lines = [
-        "Each puzzle's commands, run on the script with its bug and with the line put right:",
+        "Each puzzle's commands, run on the script with its bug and with the bug fixed:",
         "",
-        "| puzzle | bug | command | with the bug | put right |",
+        "| puzzle | bug | command | with the bug | fixed |",
         "| --- | --- | --- | --- | --- |",
     ]
     for puzzle in puzzles():
@@ -146,7 +146,7 @@ def write(results: dict[str, Any]) -> None:
 
 
 def check_puzzle(puzzle: Puzzle, folder: Path) -> bool:
-    """Whether its commands show the bug, and nothing when the line is put right; kept if so."""
+    """Whether its commands show the bug, and nothing once it is fixed; the result is kept if so."""
     broken = play(puzzle, folder / "broken", is_fixed=False)
     fixed = play(puzzle, folder / "fixed", is_fixed=True)
     found = {
@@ -159,7 +159,7 @@ def check_puzzle(puzzle: Puzzle, folder: Path) -> bool:
     is_right = found["shown"] and not found["shown_when_fixed"] and fixed.codes[0] == 0
     print(f"{'ok   ' if is_right else 'WRONG'} puzzle {puzzle.name}: {found}", flush=True)
     if not is_right:
-        print(broken.said, fixed.said, sep="\n--- put right:\n", flush=True)
+        print(broken.said, fixed.said, sep="\n--- fixed:\n", flush=True)
         return False
     results = _results()
     results[_PUZZLES] = {**results.get(_PUZZLES, {}), puzzle.name: found}

@@ -87,5 +87,5 @@ def test_without_one_thing_it_is_less(missing: str, tmp_path: Path) -> None:
 
 
 def test_what_a_check_decides_is_not_ticked_off_by_hand(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be ticked off by hand"):
+    with pytest.raises(ConfigError, match="cannot be marked as done by hand"):
         mark_done("ring_allreduce", _folder(tmp_path), _quiet)

@@ -27,16 +27,16 @@ from tests.learn.wrong_attempts import ATTEMPTS, WrongAttempt
 _NAMES = [exercise.name for exercise in EXERCISES]
 _CORE = (
     "trainer: mean of the ranks' means",
-    "naive_allreduce: tells the others before all have been heard",
-    "ring_allreduce: makes room for the chunk it sends",
+    "naive_allreduce: sends the sum before all ranks are received",
+    "ring_allreduce: its buffer has the size of the chunk it sends",
     "ring_allreduce: whole tensors go round",
-    "ring_allreduce: writes into a chunk that is being sent",
+    "ring_allreduce: writes to a chunk that is being sent",
     "accumulation: divides by the number of micro-batches",
     "split_layer: no sum in the backward of f",
     "checkpoint: takes the newest folder",
     "zero3: autograd keeps the parameters",
     "hierarchical_allreduce: one all-reduce over all ranks",
-    "expert_dispatch: undoes the order the wrong way round",
+    "expert_dispatch: restores the order with the wrong permutation",
 )
 _ON_PAPER: dict[str, tuple[str, ...]] = {
     # exercises of which a part is judged without any ranks, and the hints of that part

@@ -149,7 +149,7 @@ def test_what_goes_wrong_on_ray_is_told(notes: list[Note], hint: str) -> None:
 
 def test_horovods_ranks_are_judged_alike_and_one_saves() -> None:
     notes = _notes(1, lab_horovod.NUM_STEPS, 100, 0.0)
-    assert "rank 0 alone saves" in lab_horovod.judged(notes, ["weights-0.pt"]).lines
+    assert "only rank 0 saves" in lab_horovod.judged(notes, ["weights-0.pt"]).lines
     for saved in ([], ["weights-0.pt", "weights-1.pt"]):
         with pytest.raises(Shortcoming) as told:
             lab_horovod.judged(notes, saved)

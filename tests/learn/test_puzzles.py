@@ -71,7 +71,7 @@ def test_a_line_that_is_often_taken_for_it_gets_an_answer_of_its_own(tmp_path: P
     (bug,) = puzzle.lines
     is_right, said = _answer(puzzle, bug + 1, folder)
     assert not is_right
-    assert "Why has the other not come?" in said
+    assert "Why did the other not get here?" in said
 
 
 def test_a_learner_may_add_lines_and_put_it_right(tmp_path: Path) -> None:
@@ -92,8 +92,8 @@ def test_hints_come_one_at_a_time_and_a_solution_after_a_try(tmp_path: Path) -> 
     for _ in range(3):
         puzzles.give_hint(puzzle, folder, said.append)
     assert "1 more: drivetrain learn puzzle hint tides" in said
-    assert "this was the last one" in said
-    assert said.count("(these were all; from the beginning)") == 1
+    assert "this was the last hint" in said
+    assert said.count("(no more hints; starting again)") == 1
     with pytest.raises(ConfigError, match="after a try"):
         puzzles.give_solution(puzzle, folder, said.append)
     _answer(puzzle, 1, folder)

@@ -81,9 +81,9 @@ def test_first_answers_count_and_answered_questions_are_not_asked_again(tmp_path
     said = _play(folder, None, questions()[0].answer, "x", wrong)
     assert "✓ right" in said
     assert "'x' is none of a, b, c, d" in said
-    assert f"✗ right is {questions()[1].answer})" in said
-    assert "quiz: 2 of 25 questions answered, 1 right at once" in said
-    assert _play(folder, 2, questions()[1].answer).count("1 right at once") == 1
+    assert f"✗ the right answer is {questions()[1].answer})" in said
+    assert "quiz: 2 of 25 questions answered, 1 right on the first try" in said
+    assert _play(folder, 2, questions()[1].answer).count("1 right on the first try") == 1
     again = _play(folder, None, "q")
     assert "question 3 of 25" in again
     assert "question 1 of 25" not in again
@@ -93,7 +93,7 @@ def test_enough_right_answers_pass(tmp_path: Path) -> None:
     folder = LearnerFolder(tmp_path)
     folder.start(PHASES[0])
     said = _play(folder, None, *(question.answer for question in questions()))
-    assert said.endswith("quiz: 25 of 25 questions answered, 25 right at once, passed")
+    assert said.endswith("quiz: 25 of 25 questions answered, 25 right on the first try, passed")
 
 
 def test_without_a_folder_it_is_asked_and_said_that_no_score_is_kept(tmp_path: Path) -> None:

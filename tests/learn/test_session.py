@@ -58,7 +58,7 @@ def test_a_pass_names_what_comes_next(
     ]
     for exercise in EXERCISES[1:7]:
         session.check([exercise], folder, said.append)
-    assert said[-1] == "next      phase 1: all passed; go on with drivetrain learn start 2"
+    assert said[-1] == "next      phase 1: all passed; continue with drivetrain learn start 2"
 
 
 def test_an_untouched_template_is_no_try(folder: LearnerFolder) -> None:
@@ -252,4 +252,7 @@ def test_a_collective_that_waits_is_told_as_one() -> None:
     told = attempt._why(Outcome([], records), Path("mine.py"), "rank 1 was still running")
     assert isinstance(told, Shortcoming)
     assert told.hint == "deadlock"
-    assert told.expected == "every rank calls each collective: it ends when the last has come"
+    assert (
+        told.expected
+        == "every rank calls each collective: it completes when the last rank has called it"
+    )

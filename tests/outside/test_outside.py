@@ -114,7 +114,7 @@ def test_its_keys_are_checked_like_any_other(installed: dict[str, str]) -> None:
         "parallel.strategy = flatt: must be 'ddp', 'fsdp', 'local_sgd', 'parameter_server', "
         "'deepspeed', 'horovod' or 'flat'; did you mean flat?",
         "parallel.flat.wire_dtyp = bf16: unknown key; did you mean parallel.flat.wire_dtype?",
-        "parallel.tp = 2: flat cannot be combined with it; use parallel.strategy=ddp or fsdp",
+        "parallel.tp = 2: cannot be combined with flat; use parallel.strategy=ddp or fsdp",
     ]
 
 

@@ -1,7 +1,7 @@
-"""Pages that are written by the code they describe.
+"""Pages that are generated from the code they describe.
 
-`python -m tests.pages` (`make pages`) writes them; `tests/unit/test_pages.py` fails when one has
-come apart from the code.
+`python -m tests.pages` (`make pages`) writes them; `tests/unit/test_pages.py` fails if a page
+differs from the code.
 """
 
 from __future__ import annotations

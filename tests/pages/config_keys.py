@@ -1,4 +1,4 @@
-"""docs/config-keys.md: every key of the config, from its schema."""
+"""docs/config-keys.md: every config key, from the schema."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from drivetrain.config.schema import RunConfig
 
 _TOP = """# Config keys
 
-Every key a run understands, its default and what it may be; written by `make pages` from the
-schema that checks a config. How a config is given, and what a mistake is answered with:
-[config](config.md). In the terminal: `drivetrain config`.
+All config keys of a run, with their defaults and allowed values. `drivetrain config` prints them in
+a terminal. [Config](config.md) explains how to pass a config and how errors are reported.
+`make pages` generates this page from the schema that validates configs.
 """
 _KINDS = {
     int: "whole number",
@@ -38,7 +38,7 @@ def page() -> str:
         parts.append(f"## {title}\n")
         if doc:
             parts.append(f"{_escaped(doc)}\n")
-        head = ["| key | default | may be | what it is |", "| --- " * 4 + "|"]
+        head = ["| key | default | values | description |", "| --- " * 4 + "|"]
         parts.append("\n".join([*head, *rows, ""]))
     return "\n".join(parts)
 
@@ -77,7 +77,7 @@ def _value(default: object) -> str:
 
 
 def _kinds(annotation: Any) -> list[str]:
-    """What a value may be, in words: `auto`, whole number."""
+    """Return the allowed values in words: `auto`, whole number."""
     origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return [f"`{each}`" for each in inside]
@@ -102,7 +102,7 @@ def _bounds(field: FieldInfo) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """For a table; inside backticks only the bar means anything."""
+    """Escape text for a table; inside backticks only the bar needs it."""
     pieces = text.replace("|", "\\|").split("`")
     pieces[::2] = [each.replace("<", "&lt;").replace("*", "\\*") for each in pieces[::2]]
     return "`".join(pieces)

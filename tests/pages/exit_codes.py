@@ -1,4 +1,4 @@
-"""docs/exit-codes.md: the errors' codes and their docstrings, and what is not an error's."""
+"""docs/exit-codes.md: exit codes of the errors, with their docstrings, and all other codes."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from drivetrain.core import errors
 
 _TOP = """# Exit codes
 
-A program that starts `drivetrain` can tell from its exit code what to do next. A script under a
-scheduler needs one line: **75 means start me again**. Written by `make pages` from the errors
-themselves; the codes are [stable](stability.md).
+The exit code tells a program that starts `drivetrain` what to do next. For a script under a
+scheduler, one rule is enough: **75 means start me again**. The codes are [stable](stability.md).
+`make pages` generates this page from the error classes.
 
-| code | error | what it means |
+| code | error | meaning |
 | ---: | --- | --- |
-| 0 | | done; for a check or a certificate: nothing found |
-| 1 | `DrivetrainError`, or any other | the script's own error, or a check that found something |
+| 0 | | success; for a check or a certificate: no problem found |
+| 1 | `DrivetrainError`, or any other | the script's own error, or a check that found a problem |
 """
-_REST = """| 77 | | a newer attempt of the same run has taken over; nothing more was written |
-| 128 + N | | ended by signal N: 130 is Ctrl-C, 137 SIGKILL (often memory), 143 SIGTERM |
+_REST = """| 77 | | a newer attempt of the same run has taken over; this one wrote nothing more |
+| 128 + N | | ended by signal N: 130 is Ctrl-C, 137 SIGKILL (often out of memory), 143 SIGTERM |
 
-A training that Ctrl-C or SIGTERM stops saves first and leaves with 75; 130 and 143 are of commands
-that had nothing to save.
+A training run that is stopped by Ctrl-C or SIGTERM saves first and exits with 75. Commands that
+have nothing to save exit with 130 or 143.
 
-In Python the same errors are exceptions; those with a link are in the
+In Python, the same errors are exceptions; those with a link are in the
 [API reference](reference.md#errors).
 
 ```bash
 until drivetrain train --run-dir runs/mine --nproc-per-node 4 train.py; do
-    [ $? -eq 75 ] || break      # anything but "saved, start me again" is for a person
-    sleep 5                     # Ctrl-C also leaves with 75: a second one, here, ends the loop
+    [ $? -eq 75 ] || break      # any other code needs a person
+    sleep 5                     # Ctrl-C also exits with 75: press it again here to end the loop
 done
 ```
 """

@@ -64,11 +64,11 @@ def all_rows(folder: Path) -> list[Row]:
 
 
 def make_table(rows: list[Row]) -> str:
-    lines = ["| planted bug | layout | found by | first parts at |", "| --- | --- | --- | --- |"]
+    lines = ["| planted bug | layout | found by | first difference |", "| --- | --- | --- | --- |"]
     for row in rows:
         parting = "the trace alone" if row.is_caught else "nothing parts"
         if row.parting is not None:
-            parting = f"{row.parting.what} of step {row.parting.step}"
+            parting = f"{row.parting.what} at step {row.parting.step}"
         where = "" if row.divergence is None else str(row.divergence)
         if not row.is_right:
             where += " (WRONG)"

@@ -195,9 +195,9 @@ def page(found: Found) -> str:
     lines = [
         "# Parity matrix",
         "",
-        f"Largest relative deviation of the loss from one process over {STEPS} steps, fp32, CPU, "
-        f"gloo, real ranks; allowed: {TOLERANCE:.0e}, and "
-        + ", ".join(f"{allowed:.0e} of {model}" for model, allowed in LOOSER.items())
+        "The largest relative deviation of each layout's loss from that of one process, over "
+        f"{STEPS} steps with real ranks (fp32, CPU, gloo). Allowed: {TOLERANCE:.0e}, and "
+        + ", ".join(f"{allowed:.0e} for {model}" for model, allowed in LOOSER.items())
         + ". Written by `make matrix`.",
         "",
         f"| layout | ranks | {' | '.join(found)} |",
@@ -209,7 +209,7 @@ def page(found: Found) -> str:
         lines.append(f"| {name} | {ranks} | {shown} |")
     lines += [
         "",
-        f"Saved after {STEPS // 2} steps under one layout, loaded and resumed under another:",
+        f"Runs saved after {STEPS // 2} steps in one layout and resumed in another:",
         "",
     ]
     for model, values in found.items():
@@ -218,19 +218,19 @@ def page(found: Found) -> str:
         ]
     lines += [
         "",
-        "n/a: tensor and context parallelism are for layers and sequences that a ResNet has not; "
-        "GPT-2's layers in transformers are Conv1D with q, k and v in one, which cannot be cut; "
-        "DeepSpeed, Horovod and parameter servers step one optimizer, and Muon comes with AdamW. "
-        "ep is for models with experts (moe, hf_mixtral, hf_qwen_moe), which were tried where they "
-        "are spread and under fsdp. hf_mixtral is trained with its balance loss, which pp refuses. "
-        "gpt_float8 is the gpt with `precision.float8: rowwise`: 3 bits of mantissa, so that a "
-        "last bit of fp32 that differs now and then becomes another of 16 mantissas; tp refuses "
-        "it. llama_lora is hf_llama, frozen, with an adapter of peft's; tp and cp refuse peft's "
-        "wrapper.",
+        "n/a: a ResNet has no layers or sequences for tensor and context parallelism. GPT-2's "
+        "layers in transformers are Conv1D with q, k and v in one weight, which cannot be sharded. "
+        "DeepSpeed, Horovod and parameter servers step one optimizer, but Muon is combined with "
+        "AdamW. ep is for models with experts (moe, hf_mixtral, hf_qwen_moe), which were tested "
+        "with distributed experts and under fsdp. hf_mixtral is trained with its balance loss, "
+        "which pp refuses. gpt_float8 is the gpt with `precision.float8: rowwise`: its 3 bits of "
+        "mantissa turn an occasional difference in the last bit of fp32 into another of 16 "
+        "mantissas; tp refuses it. llama_lora is a frozen hf_llama with a peft adapter; tp and cp "
+        "refuse peft's wrapper.",
         "",
-        "The ResNet's activation is SiLU. With ReLU, whose slope jumps at 0, one process parts "
-        "from itself by 3e-4 within 20 steps when it adds the same gradients in another order; "
-        "what layouts do differently cannot be told from that.",
+        "The ResNet's activation is SiLU. With ReLU, whose slope is discontinuous at 0, one "
+        "process deviates from itself by 3e-4 within 20 steps if it sums the same gradients in "
+        "another order, so differences between layouts could not be distinguished from that.",
     ]
     return "\n".join(lines) + "\n"
 

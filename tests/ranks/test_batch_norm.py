@@ -85,7 +85,7 @@ def test_two_ranks_are_one_that_takes_the_batch_at_once(tmp_path: Path) -> None:
             torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-5, msg=f"{name} {key}")
     assert ranks[0]["off"]["losses"] != pytest.approx(alone["losses"], rel=1e-3)
     assert "2 layers, with each micro-batch's own statistics" in ranks[0]["off"]["said"][0]
-    assert "with statistics of all ranks" in ranks[0]["ddp"]["said"][0]
+    assert "with statistics over all ranks" in ranks[0]["ddp"]["said"][0]
 
 
 def like_torch() -> None:
@@ -117,8 +117,11 @@ def test_on_one_rank_it_is_torchs() -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"parallel": {"tp": 2, "sync_batch_norm": True}}, "tp shares them out"),
-        ({"reproducibility": "bitwise", "parallel": {"sync_batch_norm": True}}, "are rounded by"),
+        ({"parallel": {"tp": 2, "sync_batch_norm": True}}, "tp splits them"),
+        (
+            {"reproducibility": "bitwise", "parallel": {"sync_batch_norm": True}},
+            "the rounding of sums",
+        ),
     ],
 )
 def test_what_it_does_not_go_with(more: dict[str, Any], said: str) -> None:

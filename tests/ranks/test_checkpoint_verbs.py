@@ -131,7 +131,7 @@ def test_an_export_is_whole_or_is_not(target: str, own_run: Path, tmp_path: Path
         says("export", own_run, folder / target)
     assert os.listdir(folder) == []
     says("export", own_run, folder / target, "--step", 2)
-    with pytest.raises(ConfigError, match="target = .*: exists already; remove it"):
+    with pytest.raises(ConfigError, match="target = .*: already exists; remove it"):
         says("export", own_run, folder / target, "--step", 2)
 
 
@@ -171,7 +171,7 @@ def test_verify_names_each_damaged_one(own_run: Path) -> None:
     code, output = says("verify", own_run, "--json")
     assert code == 1
     assert [(e["folder"], e["state"], e["problem"]) for e in json.loads(output)] == [
-        ("step-000000006-a1", "unfinished", "no manifest.json: it was never finished"),
+        ("step-000000006-a1", "unfinished", "no manifest.json: the save did not finish"),
         (SECOND, "damaged", "data-00001.bin does not match its checksum"),
         (FIRST, "damaged", "index.json is missing"),
     ]
@@ -264,9 +264,9 @@ def test_diff_of_two_forms(run: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_cannot_be_found_says_what_to_give(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="checkpoints = .*: there are none; give a run's"):
+    with pytest.raises(ConfigError, match="checkpoints = .*: no checkpoints found; give a run's"):
         says("ls", tmp_path / "nothing")
-    with pytest.raises(ConfigError, match="there are none"):
+    with pytest.raises(ConfigError, match="no checkpoints found"):
         says("ls", run / "checkpoints" / "step-000000099-a1")
     with pytest.raises(ConfigError, match="--step = 3: .* choose one of 2, 4"):
         says("export", run, tmp_path / "hf", "--step", 3)
@@ -284,4 +284,5 @@ def test_help_needs_no_torch_and_a_wrong_address_no_traceback(tmp_path: Path) ->
         cwd=tmp_path,
     )
     assert result.returncode == 2
-    assert result.stderr.startswith("checkpoints = nothing: there are none; give a run's directory")
+    words = "checkpoints = nothing: no checkpoints found; give a run's directory"
+    assert result.stderr.startswith(words)

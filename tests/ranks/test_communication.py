@@ -256,7 +256,7 @@ def train_on_auto(output_dir: str) -> tuple[str, str]:
 def test_auto_declines_where_there_is_nothing_to_gain_and_says_why(tmp_path: Path) -> None:
     for chosen, source in run_ranks(train_on_auto, 2, 60, args=(str(tmp_path),)):
         assert chosen == "none"
-        assert source.startswith("chosen: the gradients would take: plain ")
+        assert source.startswith("chosen: exchanging the gradients would take: plain ")
 
 
 def test_auto_allows_only_what_keeps_the_numbers() -> None:

@@ -145,8 +145,8 @@ def refused(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"dropout_p": 0.1}, r"attention with dropout \(0.1\) cannot be shared"),
-        ({"attn_mask": torch.ones(5, 5, dtype=torch.bool)}, "a mask of its own"),
+        ({"dropout_p": 0.1}, r"attention with dropout \(0.1\) cannot be split over ranks"),
+        ({"attn_mask": torch.ones(5, 5, dtype=torch.bool)}, "an explicit mask"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(options: dict[str, Any], words: str) -> None:

@@ -242,7 +242,7 @@ def lose_key(body: dict[str, Any]) -> None:
     del body["layout"]
 
 
-UNFINISHED = "no manifest.json: it was never finished"
+UNFINISHED = "no manifest.json: the save did not finish"
 PIECE = "data-00000.bin is damaged at"
 OWN_STATE = "a rank's own state cannot be read"
 UNREADABLE = "manifest.json cannot be read"
@@ -265,7 +265,10 @@ CASES: dict[str, tuple[Spoil, str]] = {
         edit_index(piece_of_no_file),
         "'data-00007.bin', not a file of this checkpoint",
     ),
-    "index with a wider dtype": (edit_index(wider_dtype), "gives model.0.weight a wrong form"),
+    "index with a wider dtype": (
+        edit_index(wider_dtype),
+        "gives the wrong size for model.0.weight",
+    ),
     "index with no dtype": (edit_index(no_dtype), "index.json cannot be read"),
     "index without pieces": (edit_index(no_pieces), "model.0.weight"),
     "index without own state": (edit_index(no_own_state), "rank.00000"),
@@ -279,7 +282,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
         edit_manifest(lambda body: body.update(format=3)),
         "manifest.json has format 3; this release reads 1 and 2",
     ),
-    "manifest without layout": (edit_manifest(lose_key), "manifest.json lacks what it must have"),
+    "manifest without layout": (edit_manifest(lose_key), "manifest.json is not valid"),
     "hostile pickle": (own_state(hostile_pickle), OWN_STATE),
     "hostile torch file": (own_state(hostile_torch_file), OWN_STATE),
     "own state no archive": (own_state(archive_of_nothing), OWN_STATE),
@@ -288,7 +291,7 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "a file for a folder": (a_file_instead, UNFINISHED),
     "a replaced attempt's": (
         a_later_attempt_went_on_from_step_2,
-        "written by an attempt that had been replaced",
+        "written by an attempt that another one had replaced",
     ),
 }
 assert len(CASES) >= 20
@@ -302,7 +305,7 @@ def test_it_is_passed_over(
     shutil.copytree(good.path, run)
     spoil, reason = CASES[case]
     spoil(run / "checkpoints" / NEWEST)
-    expected = f"checkpoint {NEWEST} was passed over: .*{re.escape(reason)}"
+    expected = f"checkpoint {NEWEST} was skipped: .*{re.escape(reason)}"
     with pytest.warns(UserWarning, match=expected):
         history, sha256 = train(run, monkeypatch)
     assert history.resumed_step == 2
@@ -364,9 +367,9 @@ def test_none_is_good_and_a_person_must_decide(
     for folder in (OLDER, NEWEST):
         spoil(run / "checkpoints" / folder)
     with (
-        pytest.warns(UserWarning, match=f"checkpoint {NEWEST} was passed over"),
-        pytest.warns(UserWarning, match=f"checkpoint {OLDER} was passed over"),
-        pytest.raises(EnvironmentProblem, match="no checkpoint before it is good; remove it"),
+        pytest.warns(UserWarning, match=f"checkpoint {NEWEST} was skipped"),
+        pytest.warns(UserWarning, match=f"checkpoint {OLDER} was skipped"),
+        pytest.raises(EnvironmentProblem, match="no earlier checkpoint is good; remove it"),
     ):
         train(run, monkeypatch)
     assert {OLDER, NEWEST} <= {path.name for path in (run / "checkpoints").iterdir()}
@@ -382,7 +385,7 @@ def test_half_of_a_damaged_checkpoint_is_never_trained_on(
     flip(DATA, lambda size: size // 3)(run / "checkpoints" / NEWEST)
     with (
         pytest.warns(UserWarning, match=PIECE),
-        pytest.raises(EnvironmentProblem, match="no checkpoint before it is good; remove it"),
+        pytest.raises(EnvironmentProblem, match="no earlier checkpoint is good; remove it"),
     ):
         train(run, monkeypatch)
 

@@ -186,5 +186,5 @@ def test_what_cannot_be_averaged_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="needs the model"):
         EMA().applied()
     config = {"global_batch_size": 8, "max_steps": 1, "output_dir": str(tmp_path)}
-    with pytest.raises(ConfigError, match="there is another EMA"):
+    with pytest.raises(ConfigError, match="already has an EMA"):
         Trainer(Task(model, loss), config, hooks=[EMA(), EMA()]).fit(samples())

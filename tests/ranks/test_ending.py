@@ -114,7 +114,7 @@ def leave(folder: str, how: str) -> tuple[int, str, list[int]]:
 
 
 def test_ranks_that_leave_their_loops_save_together(tmp_path: Path) -> None:
-    expected = (7, "the script has left its loop", [7])
+    expected = (7, "the script left its loop", [7])
     assert run_ranks(leave, 2, 120, args=(str(tmp_path), "break")) == [expected] * 2
 
 

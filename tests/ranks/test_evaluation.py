@@ -204,11 +204,11 @@ def test_parts_in_eval_mode_stay_so_through_training_and_evaluation(tmp_path: Pa
 @pytest.mark.parametrize(
     ("metrics", "summarize", "sentence"),
     [
-        (scores, None, "is a PerSample, and the task has no summarize; give Task a summarize"),
+        (scores, None, "is a PerSample, but the task has no summarize; give Task a summarize"),
         (None, ranking, "metrics returns no PerSample; let Task.metrics return one"),
         (lambda m, b: {"x": PerSample(m(b[0])[:1])}, ranking, "has 1 values for 5 samples"),
         (lambda *_: {"x": PerSample("yes")}, ranking, "is neither a tensor nor a list"),
-        (scores, lambda _: 3.0, "returns no dict of names and numbers"),
+        (scores, lambda _: 3.0, "must return a dict of names and numbers"),
         (scores, lambda outputs: outputs, "summarize\\['preds'\\]"),
     ],
 )

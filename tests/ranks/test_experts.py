@@ -148,7 +148,7 @@ def on_two_ranks(folder: str) -> dict[str, Any]:
         for name, parallel in {"ep": EP, "fsdp": FSDP}.items()
         for how in ("sequential", "keyed")
     }
-    with pytest.raises(ConfigError, match="not the sum of what its experts give"):
+    with pytest.raises(ConfigError, match="not the sum of its experts' results"):
         train(normalizing, folder, EP)
     with pytest.raises(ConfigError, match="does not divide the 3 experts of blocks.0.moe.experts"):
         train(lambda: models.moe(num_experts=3), folder, EP)

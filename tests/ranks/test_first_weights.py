@@ -58,7 +58,7 @@ def start_layouts(output_dir: str) -> dict[str, dict[str, str]]:
         }
     odd = Task(lambda: kept_elsewhere(task.model), task.loss)
     digest, notes = start(odd, data, output_dir, LAYOUTS["fsdp×tp"][1])
-    assert any("cannot be made shard by shard (NotRecordable: " in note for note in notes), notes
+    assert any("cannot be built shard by shard (NotRecordable: " in note for note in notes), notes
     found["in turns"] = {"sequential": digest}
     return found
 

@@ -60,7 +60,7 @@ def test_only_what_shares_nothing_is_a_unit() -> None:
     model = Shared()
     assert units(model, ()) == [model.blocks[3]]
     (note,) = notes_of(model, ())
-    assert note.startswith("fsdp: there are 3 blocks that share weights with other parts of the")
+    assert note.startswith("fsdp: 3 blocks share weights with other parts of the")
 
 
 def test_a_shared_weight_that_is_named_is_refused() -> None:
@@ -100,7 +100,7 @@ def explained(folder: str) -> list[str]:
 
 def test_a_model_that_keeps_references_to_its_weights_is_told_so(tmp_path: Path) -> None:
     for notes in run_ranks(explained, 2, 60, args=(str(tmp_path),)):
-        assert any("keeps references to the weights it was made with" in note for note in notes)
+        assert any("keeps references to its original weights" in note for note in notes)
 
 
 def test_a_model_of_which_no_weight_gets_a_gradient_is_refused() -> None:

@@ -165,7 +165,7 @@ def test_a_run_whose_last_step_cannot_be_saved_does_not_end_in_success(
     disk: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     filler = Filler(disk, fill_at=3, free_at=None)
-    with pytest.raises(NotSaved, match=r"step 12 .*No space left.*newest is of step 2;") as why:
+    with pytest.raises(NotSaved, match=r"step 12 .*No space left.*newest is from step 2;") as why:
         train(disk, filler, monkeypatch)
     assert why.value.exit_code not in (0, 1, 75)
     events = instants(tmp_path / "run")
@@ -193,7 +193,7 @@ def test_a_run_that_cannot_claim_its_checkpoints_says_so(
 ) -> None:
     fill(disk / "somebody-elses.bin")
     monkeypatch.setattr(checkpointer, "_PAUSE_S", 0.0)
-    with pytest.raises(NotSaved, match=r"nothing can be written to .*No space left"):
+    with pytest.raises(NotSaved, match=r"cannot write to .*No space left"):
         train(disk, Filler(disk, -1, None), monkeypatch)
 
 
@@ -219,7 +219,7 @@ def test_a_loop_of_ones_own_whose_last_step_cannot_be_saved_does_not_either(
             if loop._at.step == 3:
                 monkeypatch.setattr(LocalStorage, "writing", no_space)
 
-    with pytest.raises(NotSaved, match=r"step 3 .*No space left.*newest is of step 2;"):
+    with pytest.raises(NotSaved, match=r"step 3 .*No space left.*newest is from step 2;"):
         train()
 
 

@@ -144,5 +144,5 @@ def test_outside_of_a_loss(tmp_path: Path) -> None:
         drivetrain.gather(torch.tensor(1.0))
     assert (
         run_ranks(outside, 2, 60)
-        == ["gather() belongs inside a loss: Task.loss, or `for batch in step`"] * 2
+        == ["call gather() inside a loss: Task.loss, or `for batch in step`"] * 2
     )

@@ -45,4 +45,4 @@ def test_a_hook_counts_on_when_the_ranks_change(tmp_path: Path) -> None:
     assert [steps for steps, _ in run_ranks(train, 2, 90, args=(folder, 4))] == [4, 4]
     ((steps, said),) = run_ranks(train, 1, 90, args=(folder, 8))
     assert steps == 8
-    assert "saved on another layout: every rank has rank 0's" in said
+    assert "saved with another layout: every rank uses rank 0's" in said

@@ -113,5 +113,5 @@ def test_the_front_door_knows_the_compressors() -> None:
         said = trainer.config.run_config(2)["parallel"]
         assert said["strategy"] == "horovod"
         assert said["horovod"] == {"compression": "fp16"}
-    with pytest.raises(ConfigError, match="compression = int8: not known"):
+    with pytest.raises(ConfigError, match="compression = int8: not supported"):
         HorovodTrainer(torch.nn.Linear(2, 2), compression="int8")

@@ -79,9 +79,7 @@ def test_a_model_and_an_optimizer_that_exist_are_spread(tmp_path: Path) -> None:
 def test_forgetting_a_call_is_said(tmp_path: Path) -> None:
     config = settings(str(tmp_path), max_steps=5)
     loop = drivetrain.prepare(GPT, None, sentences(), config)
-    answer = (
-        r"loop\.backward\(loss\) was not called .*; it stands in the place of loss\.backward\(\)"
-    )
+    answer = r"loop\.backward\(loss\) was not called .*; call it instead of loss\.backward\(\)"
     with pytest.raises(RuntimeError, match=answer):
         for step in loop.steps():
             for batch in step:

@@ -95,10 +95,13 @@ class LateName:
 @pytest.mark.parametrize(
     ("loss", "sentence"),
     [
-        (lambda m, b: (plain(m, b), {"x": m(b[0])}), "loss parts\\['x'\\] .* is no single number"),
-        (lambda m, b: (plain(m, b), plain(m, b)), "loss = 2 things: is a tuple; return the loss"),
-        (lambda m, b: (plain(m, b),), "loss = 1 things: is a tuple"),
-        (LateName(), "loss = late: appears among the parts of the loss only later"),
+        (
+            lambda m, b: (plain(m, b), {"x": m(b[0])}),
+            "loss parts\\['x'\\] .* is not a single number",
+        ),
+        (lambda m, b: (plain(m, b), plain(m, b)), "loss = 2 values: is a tuple; return the loss"),
+        (lambda m, b: (plain(m, b),), "loss = 1 values: is a tuple"),
+        (LateName(), "loss = late: appears in the parts of the loss only later"),
     ],
 )
 def test_what_is_no_loss_with_parts_is_said(tmp_path: Path, loss: Any, sentence: str) -> None:

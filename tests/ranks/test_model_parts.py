@@ -86,9 +86,9 @@ def everything(folder: str) -> list[list[float]]:
     found += [train(folder, loss, strategy="fsdp") for loss in (by_method, by_attributes)]
     static = {"static_graph": True}
     found.append(train(folder, by_num_classes, WithoutDim, ddp=static))
-    with pytest.raises(ConfigError, match="model.by_parts would be computed past the graph"):
+    with pytest.raises(ConfigError, match="model.by_parts would run outside the static graph"):
         train(folder, by_parts, WithoutDim, ddp=static)
-    with pytest.raises(ConfigError, match="DDP has an attribute of its own called dim"):
+    with pytest.raises(ConfigError, match="DDP itself has an attribute called dim"):
         train(folder, by_attributes, ddp=static)
     with pytest.raises(RuntimeError) as caught:
         train(folder, by_parts, strategy="fsdp")

@@ -128,5 +128,5 @@ def test_a_missing_header_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_p
         run_ranks(train, 1, args=(str(tmp_path / "run"), disk, parallel))
     assert (
         "parallel.deepspeed: offload to nvme compiles DeepSpeed's async_io, which needs libaio.h, "
-        "which is not there; apt-get install libaio-dev (dnf: libaio-devel), or offload to cpu"
+        "which was not found; apt-get install libaio-dev (dnf: libaio-devel), or offload to cpu"
     ) in str(caught.value)

@@ -67,8 +67,8 @@ def trained_both_ways(output_dir: str) -> list[tuple[list[float], tuple[str, ...
 
 def test_weights_that_only_rank_0_has_loaded_are_everybodys(tmp_path: Path) -> None:
     expected, alone = trained(str(tmp_path), "ddp")
-    assert not [note for note in alone if "other values" in note]
-    said = "model: weight has other values on rank 1 than on rank 0; all start from rank 0's"
+    assert not [note for note in alone if "differs from rank 0" in note]
+    said = "model: weight on rank 1 differs from rank 0; all ranks start from rank 0's values"
     for of_rank in run_ranks(trained_both_ways, 2, 120, args=(str(tmp_path),)):
         for losses, notes in of_rank:
             assert losses == pytest.approx(expected, rel=1e-5)  # sums in another order
@@ -99,8 +99,8 @@ def test_what_differs_is_named_on_every_rank(tmp_path: Path) -> None:
     for strategy in ("ddp", "fsdp"):
         shape, more, frozen = (answers[0][f"{strategy} {k}"] for k in ("shape", "more", "frozen"))
         assert (
-            "b.weight = (3, 2) float32, trained: on rank 1, and (2, 2) float32, trained on rank 0; "
-            "make the same model on every rank" in shape
+            "b.weight = (3, 2) float32, trained: on rank 1, but (2, 2) float32, trained on rank 0; "
+            "build the same model on every rank" in shape
         )
-        assert "c.weight = (2, 2) float32, trained: on rank 1, and not there on rank 0" in more
-        assert "a.bias = (2,) float32: on rank 1, and (2,) float32, trained on rank 0" in frozen
+        assert "c.weight = (2, 2) float32, trained: on rank 1, but missing on rank 0" in more
+        assert "a.bias = (2,) float32: on rank 1, but (2,) float32, trained on rank 0" in frozen

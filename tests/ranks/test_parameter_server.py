@@ -281,7 +281,7 @@ def test_a_message_keeps_every_bit() -> None:
     assert last is not None
     assert last.rows is not None
     assert torch.equal(last.values, matrix[::9])
-    with pytest.raises(RuntimeError, match="were understood"):
+    with pytest.raises(RuntimeError, match="were decoded"):
         unpack(torch.cat([payload, torch.zeros(8, dtype=torch.uint8)]), like)
 
 

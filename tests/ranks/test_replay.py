@@ -127,7 +127,7 @@ def check(by_rank: list[dict[str, Any]]) -> None:
     losses, said, error = by_rank[0]["every call"]
     assert not error
     assert len(losses) == 9
-    assert "kernels do not repeat themselves" in said
+    assert "kernels are not deterministic" in said
 
 
 def test_one_process(tmp_path: Any) -> None:
@@ -143,7 +143,7 @@ def test_one_process(tmp_path: Any) -> None:
     finding = divergence.judge(Evidence(1, end={"failures": [failure]}))
     assert finding is not None
     assert (finding.kind, finding.ranks, finding.step) == (Kind.SILENT_CORRUPTION, (0,), 4)
-    assert finding.remedy.startswith("the weights were not moved")
+    assert finding.remedy.startswith("the weights were not updated")
 
 
 def test_who_is_to_blame() -> None:
@@ -157,9 +157,11 @@ def test_who_is_to_blame() -> None:
 
 
 def test_what_cannot_be_computed_twice_is_refused(tmp_path: Any) -> None:
-    with pytest.raises(ConfigError, match="a loop of one's own cannot be made to run twice"):
+    with pytest.raises(ConfigError, match="your own loop cannot be replayed"):
         prepare(nn.Linear(4, 3), None, samples(), settings(str(tmp_path), EVERY))
-    with pytest.raises(ConfigError, match="a pipeline has a step's micro-batches under way"):
+    with pytest.raises(
+        ConfigError, match="a pipeline has several micro-batches of a step in flight"
+    ):
         train(str(tmp_path), 0, NEVER, {"parallel": {"pp": 2}})
-    with pytest.raises(ConfigError, match="takes every backward for one that counts"):
+    with pytest.raises(ConfigError, match="counts every backward pass as a real one"):
         train(str(tmp_path), 0, NEVER, {"reproducibility": "bitwise"})

@@ -124,7 +124,7 @@ def test_other_weights_must_be_accepted(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("sampler", "rule"),
     [
-        (sampler_kinds.LongerThanItSays, "yields 60 ids in epoch 0, and its len\\(\\) is 59"),
+        (sampler_kinds.LongerThanItSays, "yields 60 ids in epoch 0, but its len\\(\\) is 59"),
         (sampler_kinds.WithoutLength, "does not say how long an epoch is.*give it a __len__"),
     ],
 )

@@ -128,7 +128,7 @@ def rank_by_rank(folder: str) -> None:
 
 
 def test_rates_that_differ_between_ranks_are_refused(tmp_path: Path) -> None:
-    said = r"learning rate = 0\.05: on rank 1, and 0\.1 on rank 0"
+    said = r"learning rate = 0\.05: on rank 1, but 0\.1 on rank 0"
     with pytest.raises(WorkerFailure, match=said):
         run_ranks(rank_by_rank, 2, 120, args=(str(tmp_path),))
 

@@ -87,19 +87,19 @@ def test_what_is_misnamed_or_forgotten_is_said(tmp_path: Path) -> None:
     for (real,) in step:
         loss = loop.model["D"](real).mean()
         with pytest.raises(
-            drivetrain.ConfigError, match="backward = 'd': is none of the models; use 'G' or 'D'"
+            drivetrain.ConfigError, match="backward = 'd': is not one of the models; use 'G' or 'D'"
         ):
             loop.backward(loss, "d")
         with pytest.raises(drivetrain.ConfigError, match="backward = None: there are several"):
             loop.backward(loss)
         loop.backward(loss, "D")
-        with pytest.raises(RuntimeError, match="called twice for one micro-batch: add"):
+        with pytest.raises(RuntimeError, match="called twice for one micro-batch: sum"):
             loop.backward(loss, "D")
-        with pytest.raises(RuntimeError, match=r'step\("D"\) belongs after a whole'):
+        with pytest.raises(RuntimeError, match=r'step\("D"\) after a complete'):
             loop.step("D")
-    with pytest.raises(RuntimeError, match=r'step\("G"\) belongs after a whole'):
+    with pytest.raises(RuntimeError, match=r'step\("G"\) after a complete'):
         loop.step("G")
-    with pytest.raises(RuntimeError, match=r'step\("D"\) belongs before the next'):
+    with pytest.raises(RuntimeError, match=r'step\("D"\) before the next'):
         critic_pass(loop, step)
 
 
@@ -136,10 +136,10 @@ def leave_early(loop: KeptLoop, step: Any) -> None:
     [
         (r'step\("D"\) was not', critic_pass),
         (r"step\(\) was not called", nothing),
-        (r"loop\.backward\(loss, name\) was not .*; .* place of loss\.backward\(\)", keep_torchs),
-        ("does not depend on any weight of G", misname),
-        (r"save\(\) belongs after the last", save_early),
-        ("left before its end", leave_early),
+        (r"loop\.backward\(loss, name\) was not .*; .* instead of loss\.backward\(\)", keep_torchs),
+        ("does not depend on any trainable weight of G", misname),
+        (r"call save\(\) after the last", save_early),
+        ("was not completed", leave_early),
     ],
 )
 def test_a_step_that_is_not_whole_is_refused(tmp_path: Path, words: str, act: Any) -> None:
@@ -152,11 +152,16 @@ def test_a_step_that_is_not_whole_is_refused(tmp_path: Path, words: str, act: An
 @pytest.mark.parametrize(
     ("words", "models", "optimizers", "more"),
     [
-        ("optimizer: is named for G, d, and the models are G, D", ("G", "D"), ("G", "d"), {}),
-        ("optimizer: is named for G, and the models are G, D", ("G", "D"), ("G",), {}),
-        ("is no name for a model", ("G", "a.b"), ("G", "a.b"), {}),
-        ("parallel.strategy: this way", ("G",), ("G",), {"parallel": {"strategy": "local_sgd"}}),
-        ("parallel.strategy: this way", ("G",), ("G",), {"reproducibility": "bitwise"}),
+        ("optimizer: has the names G, d, but the models are G, D", ("G", "D"), ("G", "d"), {}),
+        ("optimizer: has the names G, but the models are G, D", ("G", "D"), ("G",), {}),
+        ("is not a valid model name", ("G", "a.b"), ("G", "a.b"), {}),
+        (
+            "parallel.strategy: this strategy",
+            ("G",),
+            ("G",),
+            {"parallel": {"strategy": "local_sgd"}},
+        ),
+        ("parallel.strategy: this strategy", ("G",), ("G",), {"reproducibility": "bitwise"}),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -172,7 +177,7 @@ def test_what_does_not_fit_is_refused(
     chosen = {**gan.settings(str(tmp_path), "ddp"), **more}
     with pytest.raises((drivetrain.ConfigError, ValueError), match=words):
         drivetrain.prepare(nets, named, gan.points(), chosen)
-    with pytest.raises(drivetrain.ConfigError, match="is a dict, and there is one model"):
+    with pytest.raises(drivetrain.ConfigError, match="is a dict, but there is only one model"):
         drivetrain.prepare(gan.Net(2, 1), given, gan.points(), chosen)
 
 
@@ -180,7 +185,9 @@ def test_one_model_takes_no_name(tmp_path: Path) -> None:
     net = gan.Net(2, 1)
     loop = drivetrain.prepare(net, None, gan.points(), gan.settings(str(tmp_path), "ddp"))
     for (real,) in next(loop.steps()):
-        with pytest.raises(drivetrain.ConfigError, match="there is one model, without a name"):
+        with pytest.raises(
+            drivetrain.ConfigError, match="there is only one model, and it has no name"
+        ):
             loop.backward(net(real).mean(), "G")
         break
 

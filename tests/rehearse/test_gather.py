@@ -45,4 +45,4 @@ def test_a_plan_says_that_it_knows_nothing_of_it(tmp_path: Path) -> None:
     (tmp_path / "gathers.py").write_text(SCRIPT)
     words = [sys.executable, "-m", "drivetrain", "plan", "gathers.py", "--cluster", "a100-80:8"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "what that takes and sends is not in this plan" in done.stderr
+    assert "this plan leaves out the memory and traffic of that" in done.stderr

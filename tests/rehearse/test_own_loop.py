@@ -28,9 +28,7 @@ except Exception:
 def test_a_loop_of_ones_own_is_refused_in_words(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    refusal = (
-        r"^SCRIPT = .*: trains in a loop of its own \(prepare\), which cannot be rehearsed; use"
-    )
+    refusal = r"^SCRIPT = .*: trains in its own loop \(prepare\), which cannot be rehearsed; use"
     with pytest.raises(ConfigError, match=refusal) as refused:
         rehearse(RehearsalRequest((str(script),), 8))
     assert refused.value.exit_code == 2

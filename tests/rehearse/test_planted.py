@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]  # `rehearse` in CI: test_byte
     ("plant", "what", "message", "world_size", "words"),
     [
         ("heads", "error", "3", 64, (*FSDP, "parallel.tp=4")),
-        ("stage", "config", "4 stages need as many blocks, and the model has 3", 64,
+        ("stage", "config", "4 stages need at least one block each, but the model has 3", 64,
          (*FSDP, "parallel.pp=4", "parallel.pipeline.schedule=gpipe")),
         ("gradient", "missing gradient", "forgotten.weight, forgotten.bias", 64, FSDP),
         ("gradient", "missing gradient", "forgotten.weight, forgotten.bias", 8, ()),

@@ -98,14 +98,14 @@ def test_every_key_that_differs_is_named_at_once() -> None:
     with pytest.raises(ContractChanged) as raised:
         contract.compare("step-4", {"seed": 42, "data.shuffle": True, "torch": "2.12", "old": 1})
     assert str(raised.value).splitlines() == [
-        "seed = 7: was 42 when step-4 was saved; put it back, or add --accept-change seed",
+        "seed = 7: was 42 when step-4 was saved; restore it, or add --accept-change seed",
         "data.shuffle = false: was true when step-4 was saved; "
-        "put it back, or add --accept-change data.shuffle",
+        "restore it, or add --accept-change data.shuffle",
     ]
 
 
 def test_a_key_that_is_not_known_cannot_be_accepted() -> None:
-    told = "--accept-change = data.suffle: decides no number of this run; "
+    told = "--accept-change = data.suffle: is not a setting that this run's results depend on; "
     with pytest.raises(ConfigError) as raised:
         Contract({"data.shuffle": True, "seed": 1}, frozenset({"data.suffle"}))
     assert str(raised.value) == f"{told}did you mean data.shuffle?"
@@ -179,5 +179,5 @@ def test_ranks_with_other_data_are_told_apart_before_the_first_step(tmp_path: Pa
     with pytest.raises(WorkerFailure) as raised:
         run_ranks(_train_own_length, 2, args=(tmp_path / "run",))
     said = str(raised.value)
-    assert "data.length = 20: on rank 1, and 24 on rank 0" in said
+    assert "data.length = 20: on rank 1, but 24 on rank 0" in said
     assert not list((tmp_path / "run").glob("checkpoints/step-*"))

@@ -42,7 +42,7 @@ def test_an_address_in_a_run_directory_is_not_followed_anywhere(
         raise AssertionError(f"fsspec was asked for {words}")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", opened)
-    with pytest.raises(ConfigError, match="checkpoint.directory.*give the address yourself"):
+    with pytest.raises(ConfigError, match="checkpoint.directory.*pass the address yourself"):
         locate(str(_run_that_names(tmp_path / "run", directory)))
 
 
@@ -57,7 +57,7 @@ def test_object_stores_are_followed(
         return fsspec.filesystem("memory"), "nowhere"
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", opened)
-    with pytest.raises(ConfigError, match="there are none"):
+    with pytest.raises(ConfigError, match="no checkpoints found"):
         locate(str(_run_that_names(tmp_path / "run", f"{scheme}://bucket/run")))
     assert asked == [f"{scheme}://bucket/run"]
 

@@ -47,8 +47,8 @@ def spoil_with_number(folder: Path) -> None:
         (spoil_with_linked_folder, "config.json: a link"),
         (spoil_with_text, "config.json: not JSON"),
         (spoil_with_depth, "config.json: not JSON .nested too deeply"),
-        (spoil_with_size, "tokenizer.json: 1.0 TiB, where at most 64.0 MiB are read"),
-        (spoil_with_number, "101 files; no run has written them"),
+        (spoil_with_size, "tokenizer.json: 1.0 TiB, but at most 64.0 MiB are read"),
+        (spoil_with_number, "101 files; a run writes fewer"),
     ],
 )
 def test_what_no_run_wrote_is_refused(

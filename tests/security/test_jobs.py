@@ -177,7 +177,7 @@ def test_a_job_that_cannot_be_read_is_one_sentence(tmp_path: Path, text: str) ->
 @pytest.mark.parametrize("name", ["-oProxyCommand=x", "a;b", "a$(b)", "user@-h", "a\x1bb", "é"])
 def test_a_machine_has_a_machines_name(tmp_path: Path, name: str) -> None:
     (tmp_path / "hosts").write_text(f"{name} slots=2\n")
-    with pytest.raises(ConfigError, match="not a machine's name"):
+    with pytest.raises(ConfigError, match="not a host name"):
         read_hosts(tmp_path / "hosts")
 
 

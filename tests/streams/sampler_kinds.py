@@ -150,7 +150,13 @@ KINDS = [
     Kind("own sampler, own generator", _of(OwnGenerator), "do not follow the run's seed"),
 ]
 RANK_KINDS = [
-    Kind("own sampler that yields this rank's part", _of(OfThisRank), "draws other ids in epoch 0"),
-    Kind("the same, from its second epoch on", _of(OfThisRankLater), "draws other ids in epoch 1"),
+    Kind(
+        "own sampler that yields this rank's part",
+        _of(OfThisRank),
+        "draws different ids in epoch 0",
+    ),
+    Kind(
+        "the same, from its second epoch on", _of(OfThisRankLater), "draws different ids in epoch 1"
+    ),
 ]
 """Refused where there are several ranks."""

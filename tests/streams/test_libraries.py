@@ -103,7 +103,7 @@ def test_a_web_loader_says_what_it_yields(tmp_path: Path) -> None:
     files, run = tmp_path / "files", tmp_path / "run"
     make_files(files)
     make_tar_files(files)
-    with pytest.raises(ConfigError, match="may yield samples or ready batches"):
+    with pytest.raises(ConfigError, match="may yield either samples or ready batches"):
         train(lambda: web_loader(files), str(tmp_path / "refused"), {})
     # in a process of its own: it leaves its files open
     run_ranks(read_web_loader, 1, args=(files, str(run)))
@@ -114,5 +114,5 @@ def test_a_web_loader_says_what_it_yields(tmp_path: Path) -> None:
 def test_ready_batches_are_not_put_together(tmp_path: Path) -> None:
     kind = next(kind for kind in KINDS if kind.name.startswith("ready batches (`data"))
     loader = DataLoader(kind.make(tmp_path), batch_size=4)
-    with pytest.raises(ConfigError, match="would put ready batches together.*batch_size=None"):
+    with pytest.raises(ConfigError, match="would collate ready batches again.*batch_size=None"):
         train(lambda: loader, str(tmp_path), {"data": {"batched": True}})

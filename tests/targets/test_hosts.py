@@ -97,9 +97,7 @@ def test_a_crashed_machine_comes_back_and_nothing_is_lost(desk: Desk) -> None:
     boot_sshd(desk.machines[1], Path(desk.ssh.split()[-1]).parent)
     wait_until(lambda: desk.state().is_over, "the end", 120)
     assert desk.state() is State.FINISHED
-    assert "the connection to the host was lost; starting it again" in desk.types(
-        "logs", str(desk.run)
-    )
+    assert "the connection to the host was lost; restarting it" in desk.types("logs", str(desk.run))
     assert_same_weights(desk.run, reference)
 
 
@@ -125,7 +123,7 @@ def test_everything_that_is_missing_is_said_before_the_start(desk: Desk) -> None
     assert "h1: it has no /nowhere/python; --python PATH" in said
     assert "h2: it has no /nowhere/python" in said
     assert "h9: ssh: " in said
-    assert "does `ssh h9 true` work without a password?" in said
+    assert "check that `ssh h9 true` works without a password" in said
 
 
 @over_ssh
@@ -138,7 +136,9 @@ def test_sync_brings_the_code_to_machines_that_do_not_share_it(desk: Desk) -> No
     for machine in desk.machines:  # sshd has mounts of its own: only this machine sees it
         desk.host.run([*desk.ssh.split(), machine.name, "mount", "-t", "tmpfs", "none", str(code)])
     desk.cwd = code
-    with pytest.raises(CommandFailed, match="h1: it has no train.py in .*; share that folder, or"):
+    with pytest.raises(
+        CommandFailed, match="h1: it has no train.py in .*; share that directory, or"
+    ):
         desk.train("--wait", "train.py")
     said = desk.train("--sync", "--wait", "--nproc-per-node=1", "train.py")
     assert said.count("hello from the copy") == 2

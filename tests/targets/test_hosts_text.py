@@ -25,10 +25,10 @@ def test_a_hosts_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "messages"),
     [
-        ("", ["names no machine"]),
+        ("", ["lists no machine"]),
         ("a\na\n", ["hosts = a: named twice"]),
         ("a slots=0\nb rank=3\n", ["hosts:1 = 0: slots must be", "hosts:2 = rank=3: not under"]),
-        ("a slots=2\nb slots=4\n", ["= a: 2, b: 4: every machine must have the same number"]),
+        ("a slots=2\nb slots=4\n", ["= a: 2, b: 4: all machines must have the same number"]),
     ],
 )
 def test_a_wrong_hosts_file_says_everything(tmp_path: Path, text: str, messages: list[str]) -> None:
@@ -61,7 +61,7 @@ def test_more_nodes_than_machines_are_refused(tmp_path: Path) -> None:
     job = Job("j", "train", (), ("-m",), "/r", "/w", num_nodes=2, max_nodes=2)
     problems = SshHosts(hosts=str(tmp_path / "hosts")).problems(job)
     assert "--nnodes = 2:" in str(problems[0])
-    assert "names 1" in str(problems[0])
+    assert "lists 1" in str(problems[0])
 
 
 def test_members_are_one_ssh_each_and_survive_the_file(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_launch_file_holds_flags_and_flags_win(desk: Path) -> None:
     [
         ("--on slum train.py", "--on = slum: no such target; did you mean slurm?"),
         ("--on slurm --partion x train.py", "--partion: unknown flag; did you mean --partition?"),
-        ("--on slurm --nodes two train.py", "--nnodes = two: must be a whole number from 1"),
+        ("--on slurm --nodes two train.py", "--nnodes = two: must be a whole number, at least 1"),
         ("--on slurm --nproc-per-node gpu train.py", "--nproc-per-node = gpu: must be a whole"),
         ("--on slurm --time soon train.py", "--time = soon: not a time limit"),
         ("--on slurm --gpus-per-node x train.py", "--gpus-per-node: invalid int value: 'x'"),
@@ -124,15 +124,15 @@ def test_what_cannot_be_read_says_why(line: str, message: str) -> None:
     ("line", "message"),
     [
         ("--on slurm gone.py", "SCRIPT = gone.py: no such file"),
-        ("--on slurm --nnodes 4:2 train.py", "--nnodes = 4:2: the most nodes are fewer"),
+        ("--on slurm --nnodes 4:2 train.py", "--nnodes = 4:2: the maximum is less than"),
         (
             "--on slurm --gpus-per-node 2 --nproc-per-node 4 train.py",
             "--nproc-per-node = 4: more processes than the 2 GPUs asked for",
         ),
-        ("--on slurm --time 0:30 train.py", "--time = 30 s: no longer than the 30 s that saving"),
+        ("--on slurm --time 0:30 train.py", "--time = 30 s: must be longer than the 30 s allowed"),
         ("--on slurm --time 0:40 train.py", "--time = 40 s: the signal to save comes 45 s before"),
         ("--on local --nodes 2 train.py", "--nnodes = 2: this machine is one node"),
-        ("--on local --time 60 train.py", "--time = 3600 s: there is no scheduler to keep it"),
+        ("--on local --time 60 train.py", "--time = 3600 s: there is no scheduler to enforce it"),
     ],
 )
 @pytest.mark.usefixtures("desk")
@@ -225,8 +225,10 @@ def test_a_step_with_several_tasks_a_node_is_refused() -> None:
     variables = {**STEP, "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "8"}
     with pytest.raises(ConfigError) as error:
         nodes_of_step(variables, None)
-    assert "srun started 8 of them on 2 nodes" in str(error.value)
-    assert "--run-dir: the 2 nodes of this step need a place to meet" in str(error.value)
+    assert "srun started 8 supervisors on 2 nodes" in str(error.value)
+    assert "--run-dir: the 2 nodes of this step need a shared directory for rendezvous" in str(
+        error.value
+    )
 
 
 @pytest.mark.parametrize("is_copied", [False, True])

@@ -191,4 +191,6 @@ def test_without_slurm_the_login_node_is_named(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 4
-    assert done.stderr.startswith("sbatch: Slurm's commands are not on this machine; submit from")
+    assert done.stderr.startswith(
+        "sbatch: Slurm's commands are not installed on this machine; submit from"
+    )

@@ -75,7 +75,7 @@ def test_promotions_wait_and_a_larger_budget_goes_on_from_there(
     cli._say_if_more(made.settings, state)
     cli.ls(str(made.path))
     said = capsys.readouterr().out
-    assert "2 wait to go on, 0 were not begun" in said
+    assert "2 wait to continue, 0 were not started" in said
     assert "spent 4 of 4 device-hours" in said
     larger = study(tmp_path / "a", budget="9h", **told)
     assert drive(larger, 2).started == [Work(0, 1), Work(1, 1)]

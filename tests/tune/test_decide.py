@@ -251,7 +251,7 @@ def test_a_generation_is_one_hyperband(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"stopping": "none"}, "--stopping = none: nothing is decided"),
+        ({"stopping": "none"}, "--stopping = none: decides nothing at --rungs"),
         ({"stopping": "median", "rungs": ()}, "needs --rungs"),
         ({"promote": "stop", "rungs": ()}, "--promote = stop: needs --rungs"),
         ({"promote": "stop", "generation": 12}, "no other follows"),

@@ -86,13 +86,13 @@ def test_one_that_cannot_be_asked_is_asked_again(tmp_path: Path) -> None:
     runner, said = drive(tmp_path, answers=[RUNNING, silence, silence, RUNNING, silence])
     assert runner.started == [0, 1], "nothing was started twice"
     assert sum("does not answer" in line for line in said) == 2
-    assert sum("it answers again" in line for line in said) == 2
+    assert sum("the scheduler answers again" in line for line in said) == 2
 
 
 def test_a_job_that_its_scheduler_has_forgotten_is_resumed(tmp_path: Path) -> None:
     runner, said = drive(tmp_path, answers=[RUNNING, LOST, RUNNING])
     assert runner.started == [0, 0, 1]
-    assert "trial 0: interrupted; resuming it" in said
+    assert "trial 0: interrupted; resuming" in said
 
 
 def test_it_is_forgotten_only_after_a_while(
@@ -164,7 +164,7 @@ def test_flags_of_the_target_are_those_of_train(tmp_path: Path) -> None:
     assert asked("", "--env", "CartPole").job.script_args == ("--env", "CartPole")
     for flag in ("--run-dir=x", "--nproc-per-node=4", "--wait", "--dry-run", "--nnodes=1:2"):
         name = flag.partition("=")[0]
-        with pytest.raises(ConfigError, match=f"{name}: is not for a study"):
+        with pytest.raises(ConfigError, match=f"{name}: cannot be used in a study"):
             asked("slurm", flag)
     with pytest.raises(ConfigError, match="--mount-path = /no/such: results are read"):
         asked("kubernetes", "--image=a:1", "--claim=runs", "--mount-path=/no/such")

@@ -89,7 +89,7 @@ def test_other_draws_than_the_journals_are_refused(tmp_path: Path) -> None:
     changed["values"][DECAY] = 0.123
     (tmp_path / FILE).write_text("\n".join([json.dumps(changed), *lines[1:], ""]))
     longer = study(tmp_path, num_trials=18)
-    with pytest.raises(DrivetrainError, match="trial 0 was drawn with .* cannot go on from there"):
+    with pytest.raises(DrivetrainError, match="trial 0 was drawn with .* cannot continue"):
         sampling.ask(longer, Journal(tmp_path).state)
 
 
@@ -107,9 +107,9 @@ def test_what_is_left_to_chance_is_said_and_a_space_of_nothing_else_refused(tmp_
     }
     some = [MOMENTUM]
     assert by_sampler == {"tpe": [], "gp": some, "cmaes": [KIND, MOMENTUM], "nsgaii": some}
-    with pytest.raises(ConfigError, match="cmaes: searches numbers that every trial has"):
+    with pytest.raises(ConfigError, match="cmaes: searches only ranges that every trial has"):
         study(tmp_path, Space({KIND: Choice(("adamw", "sgd"))}))
-    with pytest.raises(ConfigError, match="goes by no results but its own generations'"):
+    with pytest.raises(ConfigError, match="uses no results but its own generations'"):
         study(tmp_path, warm_start="studies/old")
 
 

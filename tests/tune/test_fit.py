@@ -54,7 +54,7 @@ def test_what_cannot_fit_is_dropped_before_it_starts(tmp_path: Path, kind: str) 
     found = rows.rows_of(made)
     assert [row.state for row in found] == ["done", "done", "too large", "too large"]
     limit = "953.7 MiB" if kind == "told" else "9.9 MiB"
-    assert f"iB a rank, and {limit} can be had on " in found[2].reason
+    assert f"iB per rank; only {limit} is available on " in found[2].reason
     assert len(planner._known) == 2, "another learning rate is no other question"
     assert any(line.startswith("trial 2: too large: needs ") for line in said)
     state = read_journal(made.path)
@@ -75,11 +75,13 @@ def test_a_study_in_which_nothing_fits_ends_and_says_why(tmp_path: Path) -> None
 def test_what_nobody_can_tell_is_started_and_said(tmp_path: Path) -> None:
     made, said = study(tmp_path, (8,)), list[str]()
     planner = Planner(made, said.append)
-    planner._known[f'{{"{BATCH}": 8}}'] = Prospect(unknown="the planner knows no loss_parallel")
+    planner._known[f'{{"{BATCH}": 8}}'] = Prospect(
+        unknown="the planner does not support loss_parallel"
+    )
     runner = instant(made)
     Driver(made, runner, 1, said.append, planner).run()
     assert len(runner.started) == 2
-    assert [line for line in said if "no loss_parallel); all are started" in line] == said[1:2]
+    assert [line for line in said if "support loss_parallel); all are started" in line] == said[1:2]
 
 
 def test_rivals_of_one_that_was_dropped_are_judged_without_it(tmp_path: Path) -> None:

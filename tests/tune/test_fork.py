@@ -198,7 +198,7 @@ def test_a_fork_is_begun_pinned_and_released(quiet: dict[str, Any], tmp_path: Pa
     ended.take(Ended(3, 1, "not_finite"))
     fork.Pins(made).keep(ended)
     assert pins.pinned(storage) == {}, "nothing more comes of it"
-    with pytest.raises(DrivetrainError, match=r"trial 4 cannot begin with trial 1 at step 2"):
+    with pytest.raises(DrivetrainError, match=r"trial 4 cannot start from trial 1 at step 2"):
         fork.begun(made, Due(4, 0, 1, 0, 2, {}))
 
 
@@ -218,5 +218,5 @@ def test_a_line_is_replayed_in_parts(tmp_path: Path) -> None:
         "   └─ 3  from step 4: learning_rate 2.1 → 3.1  (6: 0.2)  *",
     ]
     state.take(Asked(4, {}, Fork(0, 0, 2, 0, "x")))
-    with pytest.raises(ConfigError, match="--trial = 4: has not come to a rung"):
+    with pytest.raises(ConfigError, match="--trial = 4: has not reached a rung"):
         segments(made, state, 4)

@@ -91,7 +91,7 @@ def test_a_population_of_real_trials_killed_and_replayed(
     journal.write_text(journal.read_text().replace(value, "0.2"))
     done = subprocess.run(verify, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "not equal; the replay is in" in done.stdout
+    assert "not equal; the replay is kept in" in done.stdout
 
 
 @pytest.mark.slow

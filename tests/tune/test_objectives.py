@@ -165,13 +165,13 @@ def test_a_study_of_one_objective_is_written_as_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"rungs": (4,)}, "--rungs: goes by one metric"),
-        ({"rungs": (4,), "population": 6}, "--population: goes by one metric"),
-        ({"patience": 2}, "--patience: goes by one metric"),
-        ({"sampler": "cmaes"}, "cmaes: searches for one objective"),
-        ({"sampler": "tpe", "warm_start": "x"}, "tells one objective"),
-        ({"further": (Objective("loss", "max"),)}, "named twice"),
-        ({"further": (), "metric": "time_s", "rungs": (4,)}, "looks for time_s"),
+        ({"rungs": (4,)}, "--rungs: needs one metric"),
+        ({"rungs": (4,), "population": 6}, "--population: needs one metric"),
+        ({"patience": 2}, "--patience: needs one metric"),
+        ({"sampler": "cmaes"}, "cmaes: supports only one objective"),
+        ({"sampler": "tpe", "warm_start": "x"}, "x: supports only one objective"),
+        ({"further": (Objective("loss", "max"),)}, "is named twice"),
+        ({"further": (), "metric": "time_s", "rungs": (4,)}, "searches for time_s"),
     ],
 )
 def test_what_cannot_be_combined_is_refused(

@@ -321,9 +321,11 @@ def test_it_finds_more_than_chance_does(tmp_path: Path) -> None:
 
 
 def test_where_it_makes_no_sense_it_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--explore = pb2: says how forks of a population"):
+    with pytest.raises(ConfigError, match="--explore = pb2: applies only to a population"):
         study(tmp_path, population=0, num_trials=8, generation=8, rungs=())
     lists = Space({KIND: Choice(("constant", "linear"))})
-    with pytest.raises(ConfigError, match="--explore = pb2: searches numbers that every trial has"):
+    with pytest.raises(
+        ConfigError, match="--explore = pb2: searches only ranges that every trial has"
+    ):
         study(tmp_path, lists)
     study(tmp_path / "by chance", lists, explore="perturb")

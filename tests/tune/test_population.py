@@ -185,15 +185,15 @@ def test_an_end_of_a_range_is_not_left_and_zero_is_not_kept() -> None:
 @pytest.mark.parametrize(
     ("key", "values", "why"),
     [
-        ("optimization.optimizer", ("adamw", "sgd"), "the optimizer's state"),
+        ("optimization.optimizer", ("adamw", "sgd"), "the donor's optimizer state"),
         ("seed", (1, 2), "the order of samples"),
         ("global_batch_size", (8, 16), "the order of samples"),
         ("micro_batch_size", (1, 2), "the layout"),
         ("parallel.strategy", ("ddp", "fsdp"), "the layout"),
-        ("precision.dtype", ("fp32", "bf16"), "another format"),
-        ("model.pretrained", ("a", "b"), "another model's"),
+        ("precision.dtype", ("fp32", "bf16"), "a different format"),
+        ("model.pretrained", ("a", "b"), "the donor's weights would not fit"),
         ("max_steps", (8, 16), "end at different steps"),
-        ("sentinel.every_steps", (1, 2), "does not take it up"),
+        ("sentinel.every_steps", (1, 2), "does not apply it"),
     ],
 )
 def test_what_cannot_change_at_a_fork_is_refused_before_anything_starts(
@@ -207,7 +207,7 @@ def test_what_cannot_change_at_a_fork_is_refused_before_anything_starts(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"population": 1}, "--population = 1: one alone"),
+        ({"population": 1}, "--population = 1: a single member has no other"),
         ({"rungs": ()}, "--rungs: a population needs steps"),
         ({"quantile": 0.6}, "--quantile = 0.6"),
         ({"perturb": (1.1, 1.2)}, "--perturb = 1.1,1.2"),

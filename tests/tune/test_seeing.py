@@ -57,7 +57,7 @@ def test_the_page_of_a_study(tmp_path: Path) -> None:
 
 
 def test_a_study_with_few_results_shows_what_there_is(tmp_path: Path) -> None:
-    assert "no trial has come to a value" in study_page(searched(tmp_path / "none", 0), 0.0)
+    assert "no trial has a result" in study_page(searched(tmp_path / "none", 0), 0.0)
     one = study_page(searched(tmp_path / "one", 1, rungs=()), 0.0)
     assert re.findall(r"<h3>(.*?)</h3>", one) == ["History"]
     upwards = study_page(searched(tmp_path / "max", mode="max"), 0.0)
@@ -72,13 +72,13 @@ def test_report_plot_and_watch_take_a_study(
     looking.plot(str(study.path), str(tmp_path / "plot.html"))
     assert "<h2>Trials" in (tmp_path / "report.html").read_text()
     assert "<h2>Trials" not in (tmp_path / "plot.html").read_text()
-    with pytest.raises(ConfigError, match="charts are written as a page"):
+    with pytest.raises(ConfigError, match="charts are written as an HTML page"):
         looking.plot(str(study.path), str(tmp_path / "plot.png"))
     capsys.readouterr()
     looking.watch(str(study.path), 2.0, once=True)
     said = capsys.readouterr().out
     assert "best loss 0.2  trial 0" in said
-    assert "nothing runs" in said
+    assert "nothing is running" in said
 
 
 def test_the_screen_says_what_waits_and_is_as_high_as_the_terminal(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_the_screen_says_what_waits_and_is_as_high_as_the_terminal(tmp_path: Pat
         console.print(now.frame(90, 14, "foot"))
     lines = captured.get().splitlines()
     assert len(lines) <= 14
-    assert "0 running, 1 wait to start" in lines[2]
+    assert "0 running, 1 waiting to start" in lines[2]
     assert "13 to come" in lines[2]
     assert "and 1 more" in lines[-2]
     assert len(read_journal(study.path).asked) == 7

@@ -55,14 +55,14 @@ def test_conditions_and_constraints() -> None:
         ({"optimization.warmup_steps": {"low": 0.5, "high": 3}}, "a whole number"),
         ({"optimization.optimizer": ["adamw", "adam"]}, "did you mean adamw?"),
         ({"optimization.momentum": {"low": 0.1, "high": 1.0}}, "less than 1"),
-        ({"optimization.learning_rate": {"low": 0, "high": 1, "log": True}}, "begins above 0"),
+        ({"optimization.learning_rate": {"low": 0, "high": 1, "log": True}}, "must start above 0"),
         ({"optimization.learning_rate": {"low": 0.2, "high": 0.1}}, "low is above high"),
         ({"optimization.learning_rate": {"low": "x", "high": 0.1}}, "could not convert"),
-        ({"optimization.learning_rate": {"hihg": 0.1, "low": 1}}, "does not know hihg"),
+        ({"optimization.learning_rate": {"hihg": 0.1, "low": 1}}, "has an unknown key, hihg"),
         ({"stop_at_step": [1, 2]}, "is set by the study"),
         (
             {"optimization.momentum": {"low": 0.1, "high": 0.2, "when": {"seed": 1}}},
-            "seed is no choice before it",
+            "seed is not a list of values before it",
         ),
         (
             {
@@ -132,6 +132,6 @@ def test_constraints_are_arithmetic() -> None:
 
 def test_a_key_that_is_searched_is_not_given_as_well(tmp_path: Path) -> None:
     space = Space({"seed": Choice((1, 2))})
-    with pytest.raises(ConfigError, match="^seed: is searched, and given for every trial"):
+    with pytest.raises(ConfigError, match="^seed: is searched, and also set for every trial"):
         open_study(tmp_path, Settings("train.py", ("max_steps=4", "seed=3"), 2), space)
     assert not list(tmp_path.iterdir())

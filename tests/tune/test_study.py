@@ -137,7 +137,7 @@ def test_the_same_winner_on_one_worker_and_on_two_with_kills(
     os.kill(lock_holder(second / "conductor.lock"), signal.SIGKILL)
     wait_until(lambda: (first / "checkpoints").exists() and any(first.glob("checkpoints/step-*")))
     os.kill(lock_holder(first / "conductor.lock"), signal.SIGKILL)
-    wait_until(lambda: output.read_text().count("interrupted; resuming it") == 2)
+    wait_until(lambda: output.read_text().count("interrupted; resuming") == 2)
     driver.kill()
     driver.wait()
     done = tune(rough, *flags, "--parallel-trials", "2")
@@ -235,7 +235,7 @@ def test_the_value_is_the_last_evaluations(tmp_path: Path) -> None:
     assert found == [(4, 0.5), (8, 0.1), (8, 0.1), (8, 0.1)], "a rung has its own evaluation"
     other = runner(tmp_path / "b", metric="accuracy")
     write_evaluations(other.study.run_dir(0), [(4, 0.5)])
-    with pytest.raises(ConfigError, match="no evaluation of trial 0 has val/accuracy; there: val/"):
+    with pytest.raises(ConfigError, match="no evaluation of trial 0 has val/accuracy; found: val/"):
         other.result(Work(0, 0), finished, 0)
 
 

@@ -65,7 +65,7 @@ def test_the_same_study_wherever_it_runs(here: Path, tmp_path: Path, place: str)
 def test_a_controller_that_does_not_answer_loses_no_trial(here: Path, tmp_path: Path) -> None:
     with slurm(tmp_path) as desk:
         said = _silenced(desk)
-    assert said.index("slurm does not answer") < said.index("it answers again")
+    assert said.index("slurm does not answer") < said.index("the scheduler answers again")
     assert "resuming" not in said
     assert facts_of(desk.study) == facts_of(here)
 

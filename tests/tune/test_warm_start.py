@@ -66,9 +66,9 @@ def test_the_first_values_go_by_them_and_not_by_what_comes_later(tmp_path: Path)
 def test_what_cannot_be_told_is_refused(tmp_path: Path) -> None:
     before = earlier(tmp_path / "old")
     for changes, said in (
-        ({"metric": "accuracy"}, "looked for min loss"),
-        ({"sampler": "random"}, "goes by no results"),
-        ({"warm_start": str(tmp_path / "none")}, "holds no study"),
+        ({"metric": "accuracy"}, "searched for min loss"),
+        ({"sampler": "random"}, "uses no results"),
+        ({"warm_start": str(tmp_path / "none")}, "contains no study"),
         ({"warm_start": str(earlier(tmp_path / "empty", num=0))}, "no finished trial"),
     ):
         with pytest.raises(ConfigError, match=said):

@@ -303,7 +303,7 @@ def said(account: AttemptReport) -> str:
     [
         (
             report(EndKind.STALLED, restarts=True),
-            "node7: rank 1 stands still; the ranks' stacks were written down; restarting from the "
+            "node7: rank 1 stands still; the ranks' stacks were saved; restarting from the "
             "newest checkpoint",
         ),
         (report(EndKind.STALLED, trains=False), "node7: rank 1 stands still; stopping"),
@@ -334,8 +334,8 @@ def said(account: AttemptReport) -> str:
         ),
         (
             report(EndKind.FAILED, RankFailure(5, 101, -9), restarts=True, is_unsaved=True),
-            "rank 5 (pid 101, node7) was killed by SIGKILL after step 4; restarting; there is no "
-            "checkpoint yet, so from the beginning",
+            "rank 5 (pid 101, node7) was killed by SIGKILL after step 4; restarting from the "
+            "beginning, as there is no checkpoint yet",
         ),
         (report(EndKind.FAILED), "node7: rank 1 stands still after step 4; stopping"),
         (report(EndKind.FINISHED, detail=""), "node7: ended after step 4; stopping"),
@@ -366,7 +366,8 @@ def test_of_a_run_that_stops_for_a_failure_the_cause_comes_last() -> None:
         ),
         (
             "pad (collate), given 4 samples,",
-            "make the samples fit, or pass a DataLoader whose collate_fn puts them together",
+            "make the samples compatible, or pass a DataLoader with a collate_fn that combines "
+            "them",
         ),
         ("the hook Upload.on_log", "fix it"),
     ],
@@ -410,8 +411,8 @@ def test_a_replica_that_is_lost_is_named() -> None:
             EndKind.PREEMPTED,
             "stopped by SIGTERM and saved after step 4; run the same command again to resume",
         ),
-        (EndKind.FINISHED, "SIGTERM came as the last step ended; the run is finished"),
-        (EndKind.FAILED, "stopped by SIGTERM; all ranks were ended"),
+        (EndKind.FINISHED, "SIGTERM arrived as the last step ended; the run is finished"),
+        (EndKind.FAILED, "stopped by SIGTERM; all ranks were killed"),
     ],
 )
 def test_who_was_asked_to_stop_says_what_became_of_it(kind: EndKind, text: str) -> None:

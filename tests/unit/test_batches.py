@@ -136,7 +136,7 @@ def test_a_batch_that_does_not_divide_is_answered_with_ones_that_do() -> None:
 
 def test_the_plan_reads_like_a_sentence() -> None:
     assert str(BatchPlan(64, 4, 3, 100)) == (
-        "64 samples a step = micro-batch 4 × accumulation 6 × 3 ranks (2 of 18 turns idle)"
+        "64 samples a step = micro-batch 4 × accumulation 6 × 3 ranks (2 of 18 slots idle)"
     )
 
 
@@ -193,7 +193,7 @@ def test_another_batch_size_begins_in_the_middle_of_an_epoch() -> None:
 def test_a_stream_has_no_steps_known_in_advance() -> None:
     plan = BatchPlan(4, 2, 1, None)
     assert plan.steps_per_epoch is None
-    with pytest.raises(ValueError, match="no steps known"):
+    with pytest.raises(ValueError, match="number of steps of a stream is not known"):
         plan.position(1)
 
 
@@ -207,9 +207,9 @@ def test_a_turn_without_samples_reads_the_batchs_first_ones() -> None:
 
 def test_many_idle_turns_are_answered_with_what_to_change() -> None:
     assert BatchPlan(4, 4, 4, 100).idle_warning == (
-        "3 of 4 turns a step have no samples: global_batch_size 4 is 1 micro-batches of 4; use at "
-        "most 1 data-parallel ranks, a global_batch_size of 16 (micro_batch_size 4 × 4 ranks) or a "
-        "multiple of it, or micro_batch_size 1 or less"
+        "3 of 4 micro-batch slots per step have no samples: global_batch_size 4 is 1 micro-batches "
+        "of 4; use at most 1 data-parallel ranks, a global_batch_size of 16 (micro_batch_size 4 × "
+        "4 ranks) or a multiple of it, or micro_batch_size 1 or less"
     )
     assert "or less" not in BatchPlan(64, 8, 3, 100).idle_warning, "21 is no smaller micro-batch"
     assert "or less" not in BatchPlan(4, 4, 8, 100).idle_warning, "nor is nothing"

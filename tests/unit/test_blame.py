@@ -162,7 +162,7 @@ def test_the_last_sentence_says_who_when_where_and_what_to_do(tmp_path: Path) ->
         "the hook Upload.on_log raised this after step 3, at hooks.py:31 in on_log: fix it, then "
         "run the same command again; it resumes from the newest checkpoint, if there is one"
     )
-    assert f"the whole traceback: {tmp_path / '00000.txt'}" in said
+    assert f"full traceback: {tmp_path / '00000.txt'}" in said
     assert "trainer.py" not in said
     unwritten = paragraph(failed(whole=tmp_path / "none.txt"))  # nowhere else to be read
     assert "trainer.py" in unwritten

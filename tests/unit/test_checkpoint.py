@@ -194,7 +194,7 @@ def test_a_claim_is_not_read_under_another_number(tmp_path: Path) -> None:
     storage = storage_at(tmp_path)
     lineage.claim_next(storage, 0)
     (tmp_path / "attempt-00001.json").rename(tmp_path / "attempt-00002.json")
-    with pytest.raises(EnvironmentProblem, match="it is attempt 1's"):
+    with pytest.raises(EnvironmentProblem, match="it belongs to attempt 1"):
         lineage.read_claims(storage)
 
 
@@ -265,7 +265,7 @@ def test_verify_finds_what_is_missing_what_is_strange_and_what_lies_elsewhere(
     with pytest.raises(DamagedCheckpoint, match=f"belongs to {folder}"):
         catalogue.read_manifest(storage, folder_name(21, 1), check_sizes=False)
     (tmp_path / folder_name(22, 1) / NAME).mkdir(parents=True)
-    with pytest.raises(DamagedCheckpoint, match="is no file of Drivetrain's"):
+    with pytest.raises(DamagedCheckpoint, match="was not written by Drivetrain"):
         catalogue.read_manifest(storage, folder_name(22, 1))
 
 
@@ -335,8 +335,8 @@ def test_of_damaged_checkpoints_the_newest_is_named_and_a_password_is_asked_for(
     with pytest.raises(ConfigError) as error:
         locate(str(run))
     assert str(error.value) == (
-        f"checkpoint.directory = s3://me:{REMOVED}@host/bucket: the password of its checkpoints' "
-        "address is not written down with the run; give the address of the checkpoints themselves"
+        f"checkpoint.directory = s3://me:{REMOVED}@host/bucket: the run does not store the "
+        "password of this address; pass the address of the checkpoints instead of the run"
     )
 
 
@@ -461,7 +461,7 @@ def test_without_hard_links_only_one_can_create_and_it_is_said(
     monkeypatch.setattr(os, "link", no_links)
     monkeypatch.setattr(os, "fsync", noted_sync)
     storage = storage_at(tmp_path)
-    with pytest.warns(UserWarning, match="no hard links.*one at a time"):
+    with pytest.warns(UserWarning, match="not support hard links.*one at a time"):
         assert storage.create("claim", b"first")
     assert (tmp_path / "claim").stat().st_ino in synced, "a power cut would leave an empty claim"
     assert not storage.create("claim", b"second")
@@ -570,7 +570,7 @@ def test_what_could_not_be_read_back_is_refused_when_it_is_saved(tmp_path: Path)
         pack({"fine": {"step": 1}, "hook.0.Ema": {"path": tmp_path}})
     assert str(caught.value) == (
         "state_dict of hook.0.Ema: cannot be saved without pickle; "
-        "let it return numbers, text, lists, dicts and tensors"
+        "return only numbers, strings, lists, dicts and tensors"
     )
 
 

@@ -174,7 +174,7 @@ def test_a_refused_config_is_said_without_naming_who_was_first() -> None:
 def test_an_exit_with_2_and_no_word_is_a_command_line_that_was_refused() -> None:
     said = verdict(failed(2), "h")
     assert said.startswith("rank 0 (pid 10, h) failed first: exit code 2, without a traceback")
-    assert "the launcher's own flags stand before the script's first word" in said
+    assert "the launcher's own flags go before the script" in said
 
 
 def test_a_script_that_does_not_train_is_known_as_one() -> None:
@@ -225,7 +225,7 @@ def test_the_whole_traceback_is_named_where_a_part_is_shown() -> None:
     text = verdict([failure], "node-1", Path("tracebacks/0.txt"))
     head, _, shown = text.partition("\n\n")
     assert head.startswith("rank 0 (pid 10, node-1) failed first")
-    assert head.endswith("(only your own calls are shown; the whole traceback: tracebacks/0.txt)")
+    assert head.endswith("(only your own calls are shown; full traceback: tracebacks/0.txt)")
     assert "site-packages" not in shown
     assert shown.endswith("raise ValueError\nValueError: wrong")
     plain = RankFailure(0, 10, 1, f"{AT}ValueError: wrong")

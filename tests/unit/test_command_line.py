@@ -82,14 +82,14 @@ def test_flags_of_the_scripts_own_are_left_to_it(monkeypatch: pytest.MonkeyPatch
         (["seed=1", "fast"], "fast: not an override; write path.to.key=value"),
         (
             ["seed=1", "--nproc-per-node", "2"],
-            "--nproc-per-node: is a flag of the launcher, and stands after the script's own words; "
-            "write it before them",
+            "--nproc-per-node: is a flag of the launcher, but comes after the script's arguments; "
+            "put it before them",
         ),
-        (["--help"], "--help: nobody answers it; `drivetrain config` lists all keys"),
+        (["--help"], "--help: the script does not parse it; `drivetrain config` lists all keys"),
         (
             ["--learning-rate=3"],
-            "--learning-rate=3: is a config key, which has no dashes in front; write "
-            "optimization.learning_rate=value; if it is the script's own: args, rest = "
+            "--learning-rate=3: is a config key, which takes no leading dashes; write "
+            "optimization.learning_rate=value; if the flag is the script's own: args, rest = "
             "parser.parse_known_args() and load_config(argv=rest)",
         ),
     ],

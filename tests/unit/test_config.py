@@ -80,7 +80,7 @@ def test_all_problems_come_at_once() -> None:
     )
     assert lines == [
         "optimisation.lerning_rate = 3: unknown key; did you mean optimization.learning_rate?",
-        "global_batch_size: required, and not given; add it, for example global_batch_size=64",
+        "global_batch_size: required, but not set; add it, for example global_batch_size=64",
         "seed = many: must be a whole number; the default is 42",
         "parallel.strategy = dpp: must be 'ddp', 'fsdp', 'local_sgd', 'parameter_server', "
         "'deepspeed' or 'horovod'; did you mean ddp?",
@@ -110,29 +110,29 @@ def test_all_problems_come_at_once() -> None:
         ),
         (
             ["communication.compression=topk", "parallel.strategy=fsdp"],
-            "communication.compression = topk: gradients are compressed in plain ddp only, not "
+            "communication.compression = topk: gradient compression works only with plain ddp, not "
             "with parallel.strategy=fsdp; use none, or plain ddp",
         ),
         (
             ["communication.compression=powersgd", "precision.dtype=fp16"],
-            "communication.compression = powersgd: what is left over from a step is kept, and one "
-            "overflow of fp16 would stay for good; use precision.dtype=bf16, or compression fp16 "
+            "communication.compression = powersgd: each step's residual is carried over to the "
+            "next, so an fp16 overflow would stay; use precision.dtype=bf16, or compression fp16 "
             "or bf16",
         ),
         (
             ["parallel.strategy=parameter_server", "parallel.parameter_server.pull_every=4"],
             "parallel.parameter_server.pull_every = 4: synchronous ranks compute each gradient "
-            "with the weights of the step before; use parallel.parameter_server.mode="
+            "with the weights of the previous step; use parallel.parameter_server.mode="
             "stale_synchronous or asynchronous",
         ),
         (
             ["parallel.strategy=parameter_server", "checkpoint.save=full"],
-            "checkpoint.save = full: rank 0 has no other server's optimizer state; use "
+            "checkpoint.save = full: rank 0 does not have the other servers' optimizer state; use "
             "checkpoint.save=sharded",
         ),
         (
             ["parallel.strategy=local_sgd", "precision.dtype=fp16"],
-            "precision.dtype = fp16: ranks that train alone would skip steps each for itself; "
+            "precision.dtype = fp16: ranks that train alone would skip different steps; "
             "use bf16 or fp32 with parallel.strategy=local_sgd",
         ),
         (["fast"], "fast: not an override; write path.to.key=value"),
@@ -364,7 +364,7 @@ def test_a_rule_is_silent_about_a_key_that_is_wrong_in_itself() -> None:
     offload = "parallel.deepspeed.offload_optimizer=nvme"
     (line,) = problems(*GOOD, ZERO, offload, "parallel.deepspeed.nvme_path=[1]")
     assert line.startswith("parallel.deepspeed.nvme_path = ")
-    assert "needs a folder" not in line, "one was given"
+    assert "needs a directory" not in line, "one was given"
 
 
 @pytest.mark.parametrize("whole", [3_000_000_001, 2**61 - 1, 10**30])

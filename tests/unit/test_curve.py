@@ -56,12 +56,12 @@ def test_a_run_is_held_against_the_seeds(
     assert verify_curve([recorded(tmp_path / "good", good)], file) == 0
     assert "as expected" in capsys.readouterr().out
     assert verify_curve([recorded(tmp_path / "bad", bad)], file) == 1
-    assert "another curve: 1 of 3 values are outside" in capsys.readouterr().out
+    assert "different curve: 1 of 3 values are outside the interval" in capsys.readouterr().out
     assert verify_curve([recorded(tmp_path / "nan", [2.0, float("nan"), 0.5])], file) == 1
     elsewhere = recorded(tmp_path / "elsewhere", good, (10, 20, 40))
     with pytest.raises(ConfigError, match="has no val/loss at step 30"):
         verify_curve([elsewhere], file)
-    with pytest.raises(ConfigError, match="at other steps than"):
+    with pytest.raises(ConfigError, match="at different steps than"):
         curve.collect([*runs, elsewhere], "val/loss")
 
 
@@ -80,7 +80,7 @@ def test_the_command_ends_with_the_verdict(tmp_path: Path) -> None:
 
 def test_what_says_too_little_is_refused(tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", [1.0, 1.0, 1.0])
-    with pytest.raises(ConfigError, match="2 runs say too little"):
+    with pytest.raises(ConfigError, match="2 runs are too few to show how seeds differ"):
         curve.collect([run, run], "val/loss")
     with pytest.raises(ConfigError, match="has no val/accuracy"):
         curve.collect([run] * 3, "val/accuracy")

@@ -80,15 +80,15 @@ def test_a_contradiction_names_both() -> None:
         "fp16": {"enabled": True},
     }
     assert problems(theirs, zero_stage=2) == [
-        "parallel.deepspeed.config: gradient_accumulation_steps = 2: this run's is 4; "
-        'say it in this config and leave it out there, or write "auto"',
-        "parallel.deepspeed.config: zero_optimization.stage = 3: this run's is 2; "
-        'say it in this config and leave it out there, or write "auto"',
-        "parallel.deepspeed.config: optimizer = {'type': 'Adam'}: the optimizer is the task's; "
-        "leave it out there",
-        "parallel.deepspeed.config: fp16.enabled = True: this run's precision.dtype is fp32; "
-        "set precision.dtype (fp32 weights under autocast) and leave it out there",
-        "parallel.deepspeed.config: train_batch_size = 32: this run's global_batch_size is 24; "
+        "parallel.deepspeed.config: gradient_accumulation_steps = 2: the run's config has 4; "
+        'set it in the run\'s config and remove it there, or write "auto"',
+        "parallel.deepspeed.config: zero_optimization.stage = 3: the run's config has 2; "
+        'set it in the run\'s config and remove it there, or write "auto"',
+        "parallel.deepspeed.config: optimizer = {'type': 'Adam'}: the task sets the optimizer; "
+        "remove it there",
+        "parallel.deepspeed.config: fp16.enabled = True: the run's precision.dtype is fp32; "
+        "set precision.dtype (fp32 weights under autocast) and remove it there",
+        "parallel.deepspeed.config: train_batch_size = 32: the run's global_batch_size is 24; "
         'make them the same, or write "auto"',
     ]
 
@@ -97,13 +97,15 @@ def test_what_zero_cannot_do() -> None:
     (problem,) = problems({"zero_optimization": {"offload_param": {"device": "cpu"}}})
     assert "stage 2 keeps a full copy of the weights on every device" in problem
     (problem,) = problems({"zero_optimization": {"stage": 0}})
-    assert "ZeRO has the stages 1, 2 and 3" in problem
+    assert "ZeRO has stages 1, 2 and 3" in problem
 
 
 def test_what_a_disk_needs() -> None:
     disk = {"stage": 3, "offload_param": {"device": "nvme"}}
     (problem,) = problems({"zero_optimization": disk})
-    assert "offload to nvme needs a folder; name one on the disk" in problem
+    assert (
+        "offload to nvme needs a directory; set parallel.deepspeed.nvme_path to one on the disk"
+    ) in problem
     both = merged({"config": {"zero_optimization": disk}, "nvme_path": "/disk"})
     assert both.problems == ()
     assert both.settings["zero_optimization"] == {
@@ -115,7 +117,7 @@ def test_what_a_disk_needs() -> None:
     (problem,) = problems(
         {"zero_optimization": {**disk, "stage3_prefetch_bucket_size": 7}}, nvme_path="/disk"
     )
-    assert "stage3_prefetch_bucket_size = 7: fetching weights ahead from a disk" in problem
+    assert "stage3_prefetch_bucket_size = 7: when prefetching weights from a disk" in problem
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     assert "cannot be read (No such file or directory)" in str(problem)
     (tmp_path / "bad.json").write_text("{")
     (problem,) = merged({"config": str(tmp_path / "bad.json")}).problems
-    assert "is no JSON" in str(problem)
+    assert "is not valid JSON" in str(problem)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     [
         ({"precision": {"dtype": "fp16"}}, "precision.dtype = fp16"),
         ({"dp_replicate": 2}, "ZeRO shards over all ranks"),
-        ({"deepspeed": {"offload_optimizer": "nvme"}}, "offload to nvme needs a folder"),
+        ({"deepspeed": {"offload_optimizer": "nvme"}}, "offload to nvme needs a directory"),
         ({"deepspeed": {"zero_stage": 1, "offload_param": "cpu"}}, "use zero_stage=3"),
         ({"deepspeed": {"zero_stage": 4}}, "parallel.deepspeed.zero_stage = 4"),
     ],
@@ -181,7 +183,7 @@ def test_the_front_door_takes_a_stage_or_a_config() -> None:
     contents = {"zero_optimization": {"stage": 1}}
     run_config = DistributedConfig(deepspeed_config=contents).run_config(2)
     assert resolve(run_config).config.parallel.details(DeepSpeed).config == contents
-    with pytest.raises(ConfigError, match="zero_stage and deepspeed_config are DeepSpeed's"):
+    with pytest.raises(ConfigError, match="zero_stage and deepspeed_config are DeepSpeed settings"):
         DistributedConfig(zero_stage=2, backend="pytorch-fsdp")
 
 

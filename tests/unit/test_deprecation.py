@@ -16,7 +16,9 @@ def batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("batch_size")
 def test_an_old_key_of_the_config() -> None:
-    with pytest.warns(FutureWarning, match=r"batch_size is now global_batch_size; 0\.4 will not"):
+    with pytest.warns(
+        FutureWarning, match=r"batch_size is now global_batch_size; 0\.4 removes the old name"
+    ):
         resolved = load_config(argv=["batch_size=8", "max_steps=1"])
     assert resolved.config.global_batch_size == 8
     assert resolved.source("global_batch_size").kind == "command line"

@@ -63,7 +63,7 @@ def test_a_stack_is_read_with_its_threads_and_the_processes_of_the_rank() -> Non
     assert stacks.main is not None
     assert str(stacks.main.user_frame) == "train.py:31 in loss"
     assert [pid for pid, _ in stacks.children] == [812]
-    assert parse_stacks("no answer: is it stopped?\n") is None
+    assert parse_stacks("no answer; the process may be stopped\n") is None
 
 
 def test_of_a_traceback_the_users_innermost_line_counts() -> None:
@@ -329,7 +329,7 @@ def test_findings_survive_json_and_the_worst_comes_first() -> None:
 
 def test_a_folder_that_is_no_run_is_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(ConfigError, match="holds no run"):
+    with pytest.raises(ConfigError, match="not a run directory"):
         diagnose(tmp_path)
     with pytest.raises(ConfigError, match="no such directory"):
         diagnose(tmp_path / "nowhere")

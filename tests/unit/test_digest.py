@@ -104,7 +104,7 @@ def test_samples_in_a_ready_batch(batch: Any, size: int) -> None:
 
 
 def test_a_batch_without_samples_is_refused() -> None:
-    with pytest.raises(ConfigError, match="holds nothing whose first dimension counts samples"):
+    with pytest.raises(ConfigError, match="contains nothing whose first dimension counts samples"):
         num_samples_in({"x": torch.tensor(1)})
 
 

@@ -67,5 +67,5 @@ def test_before_a_step_none_has_ended(config: dict[str, Any]) -> None:
 
 
 def test_a_stream_cannot_tell_before_the_next_one_begins(config: dict[str, Any]) -> None:
-    with pytest.raises(RuntimeError, match="compare loop.epoch with the step before"):
+    with pytest.raises(RuntimeError, match="compare loop.epoch with the previous step's"):
         ends(config, Stream())

@@ -130,7 +130,9 @@ def test_averages_that_were_never_saved_are_not_the_weights(tmp_path: Path) -> N
     located = locate(str(tmp_path / "run"))
     with pytest.raises(ConfigError) as error:
         export_weights(located.storage, located.choose(), tmp_path / "weights.pt", averages=True)
-    assert str(error.value) == "--ema: step-000000001-a1 has no averages; train with the hook EMA"
+    assert str(error.value) == (
+        "--ema: step-000000001-a1 has no averaged weights; train with the EMA hook"
+    )
     assert not (tmp_path / "weights.pt").exists()
 
 

@@ -92,7 +92,7 @@ def test_what_has_no_counterpart_is_refused_all_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         config_from_training_arguments(args)
     assert str(caught.value).splitlines() == [
-        "adam_beta2 = 0.95: has no counterpart; make the optimizer in Task(optimizer=…)",
+        "adam_beta2 = 0.95: has no counterpart; create the optimizer in Task(optimizer=…)",
         "label_smoothing_factor = 0.1: has no counterpart; in the loss: "
         "cross_entropy(label_smoothing=…)",
         "save_strategy = epoch: has no counterpart; "

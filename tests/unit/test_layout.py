@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_refused(world_size: int, sizes: dict[str, int], me
 
 
 def test_a_negative_axis_is_refused() -> None:
-    with pytest.raises(LayoutError, match="an axis has at least one rank"):
+    with pytest.raises(LayoutError, match="an axis needs at least one rank"):
         Layout(tp=-2)
 
 

@@ -219,17 +219,16 @@ def refused(change: dict[str, Any]) -> str:
 
 def test_what_cannot_be_honoured_is_refused() -> None:
     assert refused({"optimizer_step": lambda self: None}) == (
-        "Changed.optimizer_step: is not called here; write it as a loop of your own: "
-        "drivetrain.prepare"
+        "Changed.optimizer_step: is not called here; write your own loop with drivetrain.prepare"
     )
     assert refused({"automatic_optimization": False}) == (
         "Changed.automatic_optimization = False: manual optimization steps optimizers from inside "
-        "training_step; write it as a loop of your own: drivetrain.prepare takes several models"
+        "training_step; write your own loop: drivetrain.prepare takes several models"
     )
     assert "dataloader_idx" in refused(
         {"validation_step": lambda self, batch, batch_idx, dataloader_idx: None}
     )
-    with pytest.raises(ConfigError, match="Linear: is no LightningModule"):
+    with pytest.raises(ConfigError, match="Linear: is not a LightningModule"):
         Task.from_lightning(nn.Linear(2, 2))
 
 
@@ -248,7 +247,7 @@ def test_what_configure_optimizers_may_return() -> None:
         assert schedule is not None
         assert (schedule.scheduler, schedule.occasion) == (step, "epoch")
     for wrong, answer in (
-        (None, "configure_optimizers = NoneType: is no optimizer"),
+        (None, "configure_optimizers = NoneType: is not an optimizer"),
         ([sgd, sgd], "returned 2 optimizers"),
         (([sgd], [step, step]), "returned 2 schedulers"),
         ({"optimizer": sgd, "lr_scheduler": ReduceLROnPlateau(sgd)}, "without a monitor"),
@@ -274,9 +273,9 @@ def test_misuse_in_a_step_is_answered(config: dict[str, Any]) -> None:
         fit(validation_step=lambda self, batch: None)
     with pytest.raises(ConfigError, match=r"reduce_fx='max'"):
         fit(training_step=lambda self, batch: self.log("a", 1.0, reduce_fx="max"))
-    with pytest.raises(AttributeError, match="self.trainer.strategy: Lightning's Trainer is not"):
+    with pytest.raises(AttributeError, match="self.trainer.strategy does not exist here"):
         fit(training_step=lambda self, batch: self.trainer.strategy)
-    with pytest.raises(ConfigError, match="loss = None: is no tensor"):
+    with pytest.raises(ConfigError, match="loss = None: is not a tensor"):
         fit(training_step=lambda self, batch: None)
     with pytest.raises(ConfigError, match="fit.*has no training data"):
         Trainer(Task.from_lightning(made()), config).fit()

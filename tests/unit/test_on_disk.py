@@ -168,7 +168,7 @@ def test_a_model_of_other_shapes_is_refused_before_anything_is_overwritten(
 ) -> None:
     train(tmp_path / "run", monkeypatch, width=8)
     before = sorted((tmp_path / "run" / "checkpoints").iterdir())
-    said = r"0\.weight = \(9, 4\): checkpoint step-000000004-a1 has it as \(8, 4\)"
+    said = r"0\.weight = \(9, 4\): checkpoint step-000000004-a1 has shape \(8, 4\)"
     with pytest.raises(ConfigError, match=said):
         train(tmp_path / "run", monkeypatch, width=9)
     assert sorted((tmp_path / "run" / "checkpoints").iterdir()) == before

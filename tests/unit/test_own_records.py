@@ -116,7 +116,7 @@ def test_mlflow_keeps_texts_and_images_as_files(tmp_path: Path) -> None:
 
 def test_a_loop_of_ones_own_logs_too(tmp_path: Path) -> None:
     loop = prepare(lambda: nn.Linear(4, 1), None, DATA, settings(tmp_path))
-    with pytest.raises(RuntimeError, match="log\\(\\) belongs inside"):
+    with pytest.raises(RuntimeError, match="call log\\(\\) inside"):
         loop.log({"early": 1})
     for step in loop.steps():
         for batch in step:
@@ -130,7 +130,7 @@ def test_a_loop_of_ones_own_logs_too(tmp_path: Path) -> None:
 def test_outside_of_fit_nothing_is_lost_in_silence(tmp_path: Path) -> None:
     trainer = Trainer(Task(lambda: nn.Linear(4, 1), loss), settings(tmp_path))
     trainer.fit(DATA)
-    with pytest.raises(RuntimeError, match="log\\(\\) belongs into a hook, while fit\\(\\) trains"):
+    with pytest.raises(RuntimeError, match="call log\\(\\) in a hook, while fit\\(\\) is training"):
         trainer.log({"late": 1})
 
 
@@ -158,8 +158,8 @@ def test_grey_has_one_colour() -> None:
 @pytest.mark.parametrize(
     ("image", "sentence"),
     [
-        (torch.zeros(5, 7, 3), "is no image of 1, 3 or 4 colours"),
-        (torch.zeros(7), "is no image"),
+        (torch.zeros(5, 7, 3), "is not an image with 1, 3 or 4 channels"),
+        (torch.zeros(7), "is not an image"),
         (RED * 2, "has values from 0 to 2; scale it"),
         (RED * float("nan"), "has values from nan to nan"),
     ],
@@ -174,5 +174,5 @@ def test_a_tensor_of_many_numbers_is_no_number(tmp_path: Path) -> None:
         def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
             trainer.log({"weights": torch.zeros(3)})
 
-    with pytest.raises(ConfigError, match="is no single number; log its mean"):
+    with pytest.raises(ConfigError, match="is not a single number; log its mean"):
         Trainer(Task(lambda: nn.Linear(4, 1), loss), settings(tmp_path), [Wrong()]).fit(DATA)

@@ -121,7 +121,7 @@ def test_the_first_place_in_order_of_execution_is_named() -> None:
     assert divergence is not None
     assert divergence.place == "b.weight"
     assert divergence.ratio == pytest.approx(3.0)
-    assert "so do all 1 others of this stage, by the same factor 3" in str(divergence)
+    assert "also all 1 others of this stage, by the same factor 3" in str(divergence)
 
 
 def test_gradients_that_an_engine_takes_are_not_missing() -> None:

@@ -112,7 +112,8 @@ def test_a_store_that_cannot_be_listed_is_said_in_its_first_line() -> None:
 
 def test_a_frozen_weight_that_differs_is_named_as_the_model_names_it() -> None:
     own = {"model.a.weight": torch.ones(2)}
-    with pytest.raises(ConfigError, match=r"^a\.weight: is frozen and not what step-4 was"):
+    words = r"^a\.weight: is frozen and differs from the base weights of step-4"
+    with pytest.raises(ConfigError, match=words):
         check_base("step-4", {"model.a.weight": "0"}, own, lambda values: values)
 
 
@@ -137,7 +138,7 @@ def test_an_epoch_that_was_drawn_knows_how_many_ids_it_has() -> None:
 
 
 def test_a_stream_that_is_shorter_than_it_was_is_said_with_both_numbers() -> None:
-    with pytest.raises(ConfigError, match="has 3 samples where the run had used 5 before it was s"):
+    with pytest.raises(ConfigError, match="has 3 samples, but the run had used 5 when it was s"):
         check_replay(iter(()), Mark(5, 1), Mark(3, 1))
 
 

@@ -283,7 +283,7 @@ def test_clusters_by_name() -> None:
     [
         ("h10:8", "did you mean h100?"),
         ("H10:8", "did you mean h100?"),
-        ("h100:x", "the count is no whole number"),
+        ("h100:x", "the count is not a whole number"),
         ("h100:12", "devices come in nodes of 8"),
         ("nowhere.yaml", "no such file; name the hardware, as in --cluster h100:8, or measure"),
     ],
@@ -368,7 +368,7 @@ def test_a_loop_of_ones_own_is_refused_before_it_trains(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(OWN_LOOP)
-    refusal = r"SCRIPT = train.py: trains in a loop of its own \(prepare\), which cannot be planned"
+    refusal = r"SCRIPT = train.py: trains in its own loop \(prepare\), which cannot be planned"
     planned = CliRunner().invoke(app, ["plan", "train.py", "--cluster", "h100:8"])
     assert isinstance(planned.exception, ConfigError)
     assert planned.exception.exit_code == 2
@@ -392,7 +392,7 @@ def test_the_plan_of_a_command_line_becomes_its_words(tmp_path: Path) -> None:
     path.write_text('{"plans": [{"settings": {"parallel.strategy": "fsdp", "parallel.tp": 2}}]}')
     assert settings_of(path) == ["parallel.strategy=fsdp", "parallel.tp=2"]
     path.write_text("{}")
-    with pytest.raises(ConfigError, match="holds no plan"):
+    with pytest.raises(ConfigError, match="contains no plan"):
         settings_of(path)
 
 

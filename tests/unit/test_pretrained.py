@@ -80,25 +80,25 @@ def header(**facts: Any) -> bytes:
     ("spoil", "said"),
     [
         (lambda at: put(at, b"{}", 2**62), "a header of"),
-        (lambda at: put(at, b"[" * 9999), "damaged, or no safetensors"),
-        (lambda at: put(at, b"[1]"), "damaged, or no safetensors"),
-        (lambda at: put(at, header(data_offsets=[0, 2**40])), "does not lie in it"),
-        (lambda at: put(at, header(data_offsets=[-16, 0])), "no plain shape"),
-        (lambda at: put(at, header(shape=[2**40])), "does not lie in it"),
-        (lambda at: put(at, header(dtype="OBJECT")), "which is not read"),
+        (lambda at: put(at, b"[" * 9999), "damaged or not safetensors"),
+        (lambda at: put(at, b"[1]"), "damaged or not safetensors"),
+        (lambda at: put(at, header(data_offsets=[0, 2**40])), "does not fit its offsets"),
+        (lambda at: put(at, header(data_offsets=[-16, 0])), "invalid shape or offset"),
+        (lambda at: put(at, header(shape=[2**40])), "does not fit its offsets"),
+        (lambda at: put(at, header(dtype="OBJECT")), "which is not supported"),
         (lambda at: (at / "pytorch_model.bin").write_bytes(b""), "pickled weights"),
-        (lambda _: None, "no safetensors there"),
+        (lambda _: None, "contains no safetensors files"),
         (
             lambda at: (at / "model.safetensors.index.json").write_text(
                 '{"weight_map": {"w": "../../secret.safetensors"}}'
             ),
-            "no file beside it",
+            "not a safetensors file beside it",
         ),
         (
             lambda at: (at / "model.safetensors.index.json").write_text(
                 '{"weight_map": {"w": "gone.safetensors"}}'
             ),
-            "gone.safetensors is not there",
+            "gone.safetensors is missing",
         ),
     ],
 )
@@ -134,7 +134,7 @@ def test_what_does_not_fit_is_listed_unless_it_is_allowed(tmp_path: Path) -> Non
     save_file(WithHead(5).state_dict(), tmp_path / "model.safetensors")
     stored = open_folder(str(tmp_path)).tensors
     _, problems = match(WithHead(), stored, ())
-    assert "head.weight is (3, 4), there (5, 4)" in str(problems[0])
+    assert "head.weight is (3, 4), in the files (5, 4)" in str(problems[0])
     found, problems = match(WithHead(), stored, ["head.*"])
     assert not problems
     assert "head.weight" not in found
@@ -177,7 +177,7 @@ def test_a_run_that_has_a_checkpoint_does_without_the_files(tmp_path: Path) -> N
     (tmp_path / "files" / "model.safetensors").unlink()
     _, resumed = fit(tmp_path, "resumed", 4, resume_from=str(begun.run_dir))
     assert resumed.losses[-2:] == whole.losses[-2:]
-    with pytest.raises(ConfigError, match="no safetensors there"):
+    with pytest.raises(ConfigError, match="contains no safetensors files"):
         fit(tmp_path, "new", 4)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError):

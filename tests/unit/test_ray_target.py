@@ -88,15 +88,15 @@ def test_the_command_by_hand_has_the_variables_and_the_file() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--placement", "spred"], "--placement = spred: Ray has no such placement; did you mean"),
+        (["--placement", "spred"], "--placement = spred: no such placement strategy; did you mean"),
         (["--cpus-per-worker", "0"], "--cpus-per-worker = 0: must be at least 1"),
         (["--resources", "fast"], "--resources = fast: not a resource and its amount"),
         (["--runtime-env", "no.yaml"], "--runtime-env = no.yaml: [Errno 2] No such file"),
         (["--time", "10"], "--time = 600 s: Ray has no time limit for a job"),
-        (["--live"], "--live: of Drivetrain's own supervisor"),
-        (["--stall-timeout", "5"], "--stall-timeout = 5: of Drivetrain's own supervisor"),
+        (["--live"], "--live: an option of Drivetrain's supervisor"),
+        (["--stall-timeout", "5"], "--stall-timeout = 5: an option of Drivetrain's supervisor"),
         (["--gpus-per-node", "4", "--nproc-per-node", "2"], "--nproc-per-node = 2: a Ray worker"),
-        (["--nodes", "4:2"], "--nnodes = 4:2: the most nodes are fewer than the fewest"),
+        (["--nodes", "4:2"], "--nnodes = 4:2: the maximum is less than the minimum"),
     ],
 )
 def test_what_ray_would_refuse_is_said_before(

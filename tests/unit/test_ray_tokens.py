@@ -81,11 +81,11 @@ def test_a_token_that_is_there_is_handed_over(
 
 def test_a_cluster_that_asks_for_a_token_says_so_in_a_sentence(ray: type[Client]) -> None:
     ray.answer = Refused("Unauthorized: Missing authentication token\n\nThe cluster …")
-    with pytest.raises(EnvironmentProblem, match=r"asks for a token.*~/.ray/auth_token") as caught:
+    with pytest.raises(EnvironmentProblem, match=r"requires a token.*~/.ray/auth_token") as caught:
         jobs.connect("http://head:8265")
     assert "\n" not in str(caught.value)
     with (
-        pytest.raises(DrivetrainError, match="asks for a token"),
+        pytest.raises(DrivetrainError, match="requires a token"),
         jobs._told_plainly(),
     ):
         raise Refused("Unauthorized")

@@ -189,7 +189,8 @@ def test_what_is_no_run_is_said_so(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty/notes.txt").touch()
     address = name if "://" in name else tmp_path / name
-    with pytest.raises(ConfigError, match=r"RUN = .*: (no such directory|holds no run); give a"):
+    expected = r"RUN = .*: (no such directory|not a run directory); give a"
+    with pytest.raises(ConfigError, match=expected):
         open_run(address)
 
 

@@ -59,7 +59,7 @@ def test_checkpoints_that_nobody_may_write_are_a_mistake(
         raise OSError(code, os.strerror(code), name)
 
     monkeypatch.setattr(LocalStorage, "create", refuse)
-    said = rf"checkpoint.directory = .*: {os.strerror(code)}.*; give a place you may write to"
+    said = rf"checkpoint.directory = .*: {os.strerror(code)}.*; choose a place you can write to"
     with pytest.raises(EnvironmentProblem, match=said):
         train(tmp_path / "run", monkeypatch)
 

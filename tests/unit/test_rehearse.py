@@ -154,9 +154,9 @@ def test_equal_sequences_are_no_finding() -> None:
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ((call("all_gather"),), "rank 0 calls all_reduce of 8 B float32 as number 2"),
-        ((call("all_gather"), call("all_reduce", 16)), "number 2 of a group of 4 is all_reduce"),
-        ((call("all_reduce"), call("all_gather")), "number 1 of a group of 4 is all_gather"),
+        ((call("all_gather"),), "rank 0 calls all_reduce of 8 B float32 as call 2"),
+        ((call("all_gather"), call("all_reduce", 16)), "call 2 of a group of 4 is all_reduce"),
+        ((call("all_reduce"), call("all_gather")), "call 1 of a group of 4 is all_gather"),
     ],
 )
 def test_unequal_sequences_are_found(other: tuple[RehearsedCall, ...], words: str) -> None:
@@ -178,7 +178,7 @@ def test_memory_is_judged_by_the_device() -> None:
     over = RankMemory(peak=2**31, over=("computing the loss", HERE))
     found = find([RankReport(0, "a"), RankReport(7, "last stage", memory=over)], 2**30)
     assert [finding.ranks for finding in found] == [(7,)]
-    assert "last stage: 2.0 GiB at the peak, and a device has 1.0 GiB" in found[0].message
+    assert "last stage: 2.0 GiB at the peak, but a device has 1.0 GiB" in found[0].message
 
 
 def test_ranks_without_work_are_a_warning_with_what_to_change() -> None:
@@ -186,9 +186,9 @@ def test_ranks_without_work_are_a_warning_with_what_to_change() -> None:
     (found,) = find([RankReport(0, "a", batches=idle), RankReport(255, "b", batches=idle)], None)
     assert found.is_warning
     assert str(found) == (
-        "warning: idle ranks (all): 252 of 256 turns a step have no samples: global_batch_size 16 "
-        "is 4 micro-batches of 4; use at most 4 data-parallel ranks, a global_batch_size of 1024 "
-        "(micro_batch_size 4 × 256 ranks) or a multiple of it"
+        "warning: idle ranks (all): 252 of 256 micro-batch slots per step have no samples: "
+        "global_batch_size 16 is 4 micro-batches of 4; use at most 4 data-parallel ranks, a "
+        "global_batch_size of 1024 (micro_batch_size 4 × 256 ranks) or a multiple of it"
     )
     smaller = BatchPlan(256, 4, 128, None).idle_warning
     assert smaller.endswith("a multiple of it, or micro_batch_size 2 or less")

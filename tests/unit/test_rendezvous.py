@@ -284,7 +284,7 @@ def test_a_file_system_without_locks_is_said_at_the_start(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    said = r"no locks \(flock: .*\); mount it with locks"
+    said = r"does not support locks \(flock: .*\); mount it with locks"
     with pytest.raises(EnvironmentProblem, match=said):
         join_in_folder(tmp_path, (2, 2), "127.0.0.1", {})
     with pytest.raises(EnvironmentProblem, match=said):

@@ -161,7 +161,7 @@ def test_the_planner_adds_what_computing_does_not_hide() -> None:
 def test_the_heading_says_what_was_emulated_and_the_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     about = {"torch": "2"}
-    assert any("waited, not computed" in text for text in heading(ASKED, about))
+    assert any("is sleep, not compute" in text for text in heading(ASKED, about))
     results = [
         size_result(mode, ranks, {BARE: 0.1, AGAIN: 0.1, OURS: 0.11})
         for mode in ("weak", "strong")

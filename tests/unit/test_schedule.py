@@ -98,10 +98,10 @@ def test_curves(curve: RateCurve, expected: list[float]) -> None:
 def test_what_a_curve_cannot_be() -> None:
     both = {"warmup_steps": 2, "warmup_ratio": 0.1}
     for optimization, said in (
-        (both, r"warmup_ratio = 0\.1: warmup_steps = 2 says it too"),
-        ({"decay_steps": 5}, "decay_steps = 5: lr_scheduler_type = constant has none"),
-        ({"lr_scheduler_type": "wsd", "decay_steps": 11}, "decay_steps = 11: of the run's 10"),
-        ({"lr_scheduler_type": "none", "warmup_steps": 1}, "none never touches the rate"),
+        (both, r"warmup_ratio = 0\.1: warmup_steps = 2 is set as well"),
+        ({"decay_steps": 5}, "decay_steps = 5: lr_scheduler_type = constant has no decay phase"),
+        ({"lr_scheduler_type": "wsd", "decay_steps": 11}, "decay_steps = 11: only 10 of the run's"),
+        ({"lr_scheduler_type": "none", "warmup_steps": 1}, "none never changes the rate"),
     ):
         with pytest.raises(ConfigError, match=said):
             resolve({"global_batch_size": 8, "max_steps": 10, "optimization": optimization})
@@ -179,7 +179,7 @@ def test_run_yaml_says_whose_schedule_it_is(config: dict[str, Any]) -> None:
     assert trainer.run_dir is not None
     said = yaml.safe_load((trainer.run_dir / "run.yaml").read_text())
     assert said["config"]["optimization"]["lr_scheduler_type"] == "none"
-    assert "schedule of its own" in said["sources"]["optimization.lr_scheduler_type"]
+    assert "its own schedule" in said["sources"]["optimization.lr_scheduler_type"]
 
 
 def keep_loop(
@@ -249,7 +249,7 @@ def test_a_function_makes_the_scheduler_where_prepare_makes_the_optimizer(
 
 
 def test_a_scheduler_that_is_stepped_twice_is_refused(config: dict[str, Any]) -> None:
-    said = r'schedule = StepLR: was stepped by the script, .*every="never"'
+    said = r'schedule = StepLR: is stepped by both the script and .*every="never"'
     with pytest.raises(ConfigError, match=said):
         keep_loop(config, make=SCHEDULERS["StepLR"], steps_it=True)
 
@@ -261,20 +261,20 @@ def test_what_is_no_schedule_is_refused(config: dict[str, Any]) -> None:
 
     other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     step = torch_schedulers.StepLR
-    refused("schedule = float: is no scheduler", lambda _, __: 0.1)
+    refused("schedule = float: is not a scheduler", lambda _, __: 0.1)
     refused("schedule = StepLR: was built on another", lambda _, __: step(other, 2))
     plateau = torch_schedulers.ReduceLROnPlateau
-    refused("needs a metric, and a step has none", lambda o, _: LRSchedule(plateau(o), "step"))
+    refused("needs a metric, but a step has none", lambda o, _: LRSchedule(plateau(o), "step"))
     refused(
-        "LRSchedule.metric = acc: is no metric of this evaluation; use one of loss",
+        "LRSchedule.metric = acc: is not a metric of this evaluation; use one of loss",
         lambda o, _: LRSchedule(plateau(o), metric="acc"),
     )
     refused(
-        "lr_scheduler_type = cosine: the task has a schedule of its own",
+        "lr_scheduler_type = cosine: the task has its own schedule",
         SCHEDULERS["StepLR"],
         optimization={"lr_scheduler_type": "cosine"},
     )
-    with pytest.raises(ConfigError, match="ReduceLROnPlateau: is stepped at evaluations, and fit"):
+    with pytest.raises(ConfigError, match="ReduceLROnPlateau: is stepped at evaluations, but fit"):
         Trainer(make_task(schedule=lambda o, _: plateau(o)), config).fit(data())
 
 
@@ -354,7 +354,7 @@ def test_none_leaves_a_torch_scheduler_to_the_script(
     with pytest.raises(Interrupted):
         under_none(config, stop_after=7)
     go_on_in(Path(config["output_dir"]) / "own", monkeypatch)
-    with pytest.raises(ConfigError, match="was not saved, and would begin anew; hand it over"):
+    with pytest.raises(ConfigError, match="but not saved, and would start over; pass it on"):
         under_none(config)
     monkeypatch.delenv("DRIVETRAIN_RUN_DIR")
     assert under_none(config)[:3] == [1e-3, 5e-4, 2.5e-4]
@@ -531,9 +531,9 @@ def test_what_is_no_optimizer_is_refused(config: dict[str, Any]) -> None:
         return [first, second]
 
     refused: tuple[tuple[Any, str], ...] = (
-        (lambda _: None, "optimizer = NoneType: is no torch optimizer"),
+        (lambda _: None, "optimizer = NoneType: is not a torch optimizer"),
         (lambda _: [], "optimizer: is an empty list"),
-        (lambda _: {"body": None}, "optimizer = NoneType: is no torch optimizer"),
+        (lambda _: {"body": None}, "optimizer = NoneType: is not a torch optimizer"),
         (both, r"optimizer = SGD \+ SGD: some parameters appear in more than one"),
         (scheduled, r"optimizer = SGD \+ SGD: a torch LR scheduler was built on it"),
     )

@@ -74,7 +74,7 @@ def test_a_loss_that_stays_nan_stops_the_run(quiet: dict[str, Any]) -> None:
 
 
 def test_a_run_whose_every_step_was_skipped_is_no_success(quiet: dict[str, Any]) -> None:
-    with pytest.raises(NonFiniteLoss, match="none of the run's 12 steps has moved the weights"):
+    with pytest.raises(NonFiniteLoss, match="none of the run's 12 steps changed the weights"):
         fit(quiet, Loss(1e30, 0, 99))
 
 

@@ -218,7 +218,8 @@ def test_a_host_that_cannot_lock_memory_is_told_of_once(
         warnings.simplefilter("always")
         staged = copies.stage(state())
     assert [str(each.message) for each in said] == [
-        "no page-locked memory for a save's copies (CUDA error: out of memory): steps wait for them"
+        "no page-locked memory for checkpoint copies (CUDA error: out of memory): "
+        "steps wait for them"
     ]
     assert tried == [True, False, False, False]
     assert staged["weight"].tolist() == [1.0] * 4

@@ -202,7 +202,7 @@ def test_early_stopping_saves_finishes_and_stays(
     trainer = make(config, stopping)
     history = trainer.fit(data(), data())
     assert [result.step for result in history.evaluations] == [4, 8, 12, 16, 20, 24]
-    assert history.stopped == "accuracy was not better than 0.9 (after step 16) in 2 evaluations"
+    assert history.stopped == "accuracy did not improve on 0.9 (after step 16) in 2 evaluations"
     assert saved(history.run_dir) == [16, 24]
     assert trainer.run_dir is not None
     assert (trainer.run_dir / "checkpoints" / "weights.pt").exists()
@@ -262,7 +262,7 @@ def test_time_is_counted_over_attempts_and_more_can_be_given(
     trainer = make(config, Slow(), max_time_s=0.5)
     history = trainer.fit(data())
     assert 0 < len(history.steps) < 40
-    assert history.stopped == "max_time_s = 0.5 is over"
+    assert history.stopped == "max_time_s = 0.5 has elapsed"
     assert trainer.run_dir is not None
     go_on_in(trainer.run_dir, monkeypatch)
     assert make(config, Slow(), max_time_s=0.5).fit(data()).steps == []
@@ -297,7 +297,7 @@ def test_early_stopping_of_the_config(config: dict[str, Any]) -> None:
     """By the same rule as the hook; in a loop of one's own, too."""
     said: dict[str, Any] = {"metric": "accuracy", "mode": "max", "patience": 2}
     history = make(config, early_stopping=said).fit(data(), data())
-    assert history.stopped == "accuracy was not better than 0.9 (after step 16) in 2 evaluations"
+    assert history.stopped == "accuracy did not improve on 0.9 (after step 16) in 2 evaluations"
     assert history.evaluations[-1].step == 24
     said = {"metric": "accuracy", "mode": "max", "limits": [[6, 0.8], [10, "5.01e-1"]]}
     history = make(config, early_stopping=said).fit(data(), data())
@@ -320,7 +320,7 @@ def test_patience_that_ends_at_a_stop_ends_for_good(
     """Else a search that pauses there would train on where a run without a pause does not."""
     said: dict[str, Any] = {"metric": "accuracy", "mode": "max", "patience": 2}
     first = make(config, early_stopping=said, stop_at_step=24).fit(data(), data())
-    assert first.stopped.startswith("accuracy was not better")
+    assert first.stopped.startswith("accuracy did not improve")
     assert first.run_dir is not None
     go_on_in(first.run_dir, monkeypatch)
     assert make(config, early_stopping=said).fit(data(), data()).steps == []
@@ -385,7 +385,7 @@ def test_leaving_a_loop_ends_the_run_properly(
     events = [e for e in open_run(loop.history.run_dir).events(0) if e.kind == "instant"]
     assert (events[-1].name, events[-1].values["stopped"]) == (
         "run_end",
-        "the script has left its loop",
+        "the script left its loop",
     )
     go_on_in(loop.history.run_dir, monkeypatch)
     again = kept(config)
@@ -421,14 +421,14 @@ def test_a_loop_can_be_stopped_by_its_evaluations(config: dict[str, Any]) -> Non
         if (reason := stopping.reason(loop.history)) is not None:
             loop.stop(reason)
     assert [metrics.step for metrics in loop.history.steps] == [1, 2, 3]
-    assert loop.history.stopped.startswith("score was not better than 2 (after step 2)")
+    assert loop.history.stopped.startswith("score did not improve on 2 (after step 2)")
     assert saved(loop.history.run_dir) == [3]
 
 
 def test_a_loop_saves_between_steps_only(config: dict[str, Any]) -> None:
     """At the top of its body the data has moved on already, and a batch would be left out."""
     loop = kept(config)
-    with pytest.raises(RuntimeError, match=r"save\(\) belongs after step"):
+    with pytest.raises(RuntimeError, match=r"call save\(\) after step"):
         for number, step in enumerate(loop.steps()):
             if number == 3:
                 loop.save()
@@ -498,7 +498,8 @@ def test_a_hook_that_is_set_up_too_late_is_told_where(
     go_on_in(first.run_dir, monkeypatch)
     with pytest.raises(AttributeError) as raised:
         make(config, Late()).fit(data(), data())
-    assert any("build what has one in on_setup" in note for note in raised.value.__notes__)
+    said = "create objects that have one in on_setup"
+    assert any(said in note for note in raised.value.__notes__)
 
 
 def test_a_run_that_decayed_everything_is_resumed_as_it_was() -> None:

@@ -63,9 +63,9 @@ def test_ranks_of_one_model_copy_that_read_different_parts_are_named() -> None:
         note(checked, standing(1, 4, 5, 6))
     assert str(error.value) == (
         "data = Stream: rank 1 and rank 0 work on the same samples (tp, cp or pp), but rank 1 "
-        "reads other samples than rank 0: the dataset gives each rank a part of its own, or "
-        "shuffles with random numbers of its own; split it by data-parallel rank: ranks of one "
-        "model copy read the same part"
+        "reads different samples than rank 0: the dataset gives each rank its own part, or "
+        "shuffles with its own random numbers; split it by data-parallel rank: ranks of one "
+        "replica read the same part"
     )
 
 
@@ -75,7 +75,7 @@ def test_parts_that_are_the_same_are_named() -> None:
         note(checked, standing(1, 4, 5, 6))
     assert str(error.value) == (
         "data.iterable_sharding = already_sharded: rank 1 reads the same samples as rank 0, so "
-        "each would be used more than once; give each rank a part of its own, or use same_stream"
+        "each would be used more than once; give each rank its own part, or use same_stream"
     )
 
 
@@ -95,7 +95,7 @@ def test_the_first_two_steps_of_an_epoch_are_settled_before_they_are_used() -> N
 def test_what_cannot_be_told_apart_is_said_once() -> None:
     checked = RankCheck(Ring(), 0, 0, Stream(), "same_stream", shares_out=False)  # type: ignore[arg-type]
     read = Read(Mark(), Mark(1, 1), is_known=False)
-    with pytest.warns(UserWarning, match="samples of Stream hold objects") as said:
+    with pytest.warns(UserWarning, match="samples of Stream contain objects") as said:
         checked.note(0, read.after, read)
         checked.note(0, read.after, read)
     assert len(said) == 1
@@ -105,11 +105,11 @@ def test_a_stream_that_gives_something_else_after_a_resume_says_what_has_split_i
     with pytest.raises(ConfigError) as error:
         check_replay(Split(), Mark(4, 1), Mark(4, 2))
     assert str(error.value) == (
-        "data = Split: does not give again what it gave before the run was saved; resume with the "
-        "same data, or add --accept-change data.content; it was split by split_dataset_by_node: "
-        "pass it unsplit, or set data.iterable_sharding=already_sharded"
+        "data = Split: does not repeat the samples that it gave before the run was saved; resume "
+        "with the same data, or add --accept-change data.content; it was split by "
+        "split_dataset_by_node: pass it unsplit, or set data.iterable_sharding=already_sharded"
     )
-    with pytest.raises(ConfigError, match="has 3 samples where the run had used 4 before"):
+    with pytest.raises(ConfigError, match="has 3 samples, but the run had used 4 when"):
         check_replay(Stream(), Mark(4, 1), Mark(3, 1))
     check_replay(Stream(), Mark(4, 1), Mark(4, 1))
 
@@ -120,8 +120,8 @@ def test_a_stream_that_asks_for_half_of_what_splits_it_is_refused() -> None:
     with pytest.raises(ConfigError) as error:
         watched.splits_itself()
     assert str(error.value) == (
-        "data.num_workers = 3: the stream asks for the loader process's id and seed and not how "
-        "many there are, so it cannot be told whether each process reads a part of its own; split "
+        "data.num_workers = 3: the stream asks for the loader process's id and seed but not how "
+        "many there are, so it is unknown whether each process reads its own part; split "
         "it by get_worker_info().id and .num_workers, or use 0"
     )
 

@@ -300,7 +300,7 @@ def test_nodes_that_only_ever_see_the_others_end_do_not_go_on_for_ever() -> None
     assert decide(peer, [peer] * 5, Budgets()).restart
     decision = decide(peer, [peer] * 6, Budgets())
     assert not decision.restart
-    assert "can the nodes reach each other?" in decision.why
+    assert "check that the nodes can reach each other" in decision.why
 
 
 def test_a_crash_loop_at_one_step_stops_with_the_reason() -> None:
@@ -446,7 +446,7 @@ def test_the_same_mistake_at_the_same_step_is_not_tried_a_third_time() -> None:
     assert decide(mistake, [], Budgets()).restart
     again = decide(mistake, [mistake], Budgets())
     assert not again.restart
-    assert again.why == f"the same error came twice after step 7 ({fault}): it would come again"
+    assert again.why == f"the same error occurred twice after step 7 ({fault}); it would recur"
     assert not decide(mistake, [mistake, End(EndKind.PREEMPTED, 7)], Budgets()).restart
     elsewhere = End(EndKind.FAILED, 7, fault="ValueError at train.py:40 in loss")
     assert decide(mistake, [elsewhere], Budgets()).restart

@@ -34,12 +34,12 @@ def test_a_plan_is_the_models_or_a_functions_or_a_list() -> None:
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        (("blocks.*.up=colwise",), "no module has this name; its linear layers are blocks"),
-        (("blocks.*.qkv=sideways",), "is cut in an unknown way; use colwise"),
-        (("blocks.*.norm1=colwise",), "LayerNorm, which cannot be cut that way"),
-        (("blocks.*.qkv",), "is no plan; write module=colwise"),
-        ("nowhere:plan", "cannot be had"),
-        ("other", "has no tp_plan of its own"),
+        (("blocks.*.up=colwise",), "no module has this name; the linear layers are blocks"),
+        (("blocks.*.qkv=sideways",), "has an unknown style; use colwise"),
+        (("blocks.*.norm1=colwise",), "LayerNorm, which cannot be sharded in this style"),
+        (("blocks.*.qkv",), "is not a line of a plan; write module=colwise"),
+        ("nowhere:plan", "cannot be loaded"),
+        ("other", "has no tp_plan"),
     ],
 )
 def test_a_wrong_plan_is_refused(plan: str | tuple[str, ...], words: str) -> None:

@@ -223,7 +223,7 @@ def test_a_stream_is_read_once_and_alike_in_any_number_of_processes(
 
 def test_a_schedule_needs_an_end(config: dict[str, Any]) -> None:
     falling = {**config, "optimization": {"lr_scheduler_type": "cosine"}}
-    with pytest.raises(ConfigError, match="cosine: goes by the end of the run"):
+    with pytest.raises(ConfigError, match="cosine: depends on the end of the run"):
         Trainer(task(), falling).fit(SelfSplitting())
 
 
@@ -294,7 +294,7 @@ def test_an_empty_or_strange_dataset_is_refused(config: dict[str, Any]) -> None:
 
 def test_validation_data_that_can_be_read_once_only_is_refused(config: dict[str, Any]) -> None:
     samples = data(5)
-    with pytest.raises(ConfigError, match=r"val = generator: can be read once only"):
+    with pytest.raises(ConfigError, match=r"val = generator: can be read only once"):
         Trainer(task(), config).fit(data(), (samples[i] for i in range(5)))
     with pytest.raises(ConfigError, match="val: has no samples"):
         Trainer(task(), config).fit(data(), data(0))
@@ -434,7 +434,7 @@ def test_fsdp_keeps_whole_gradients_while_it_accumulates_unless_told_otherwise()
 def test_what_does_not_fit_is_said_before_it_is_tried() -> None:
     small = Cluster(1, 4, device_memory_bytes=7000)
     (problem,) = DDPStrategy(DDP()).problems(PROFILE, Layout(dp_replicate=4), small)
-    assert "alone take 7.8 KiB per rank, and a device has 6.8 KiB" in str(problem)
+    assert "alone need 7.8 KiB per rank, and a device has 6.8 KiB" in str(problem)
     assert FSDPStrategy(FSDP()).problems(PROFILE, Layout(dp_shard=4), small) == []
     (problem,) = FSDPStrategy(FSDP()).problems(PROFILE, Layout(dp_replicate=4), small)
     assert "nothing to shard over" in str(problem)
@@ -449,8 +449,8 @@ def test_the_front_door_answers_wrong_settings() -> None:
     assert str(caught.value).splitlines() == [
         "backend = gossip: not available in this release; use pytorch-ddp or pytorch-fsdp or "
         "deepspeed or horovod or ray",
-        "communication_backend = nccl: needs CUDA devices, and there are none; "
-        'use "auto", which takes gloo on the CPU',
+        "communication_backend = nccl: needs CUDA devices, but there are none; "
+        'use "auto", which uses gloo on the CPU',
     ]
 
 
@@ -483,7 +483,7 @@ def test_a_job_that_always_resumes_can_begin(
         return history.resumed_step, len(history.steps)
 
     assert fit(2) == (0, 2)
-    assert "nothing is saved in kept yet: beginning at step 0" in capfd.readouterr().out
+    assert "no checkpoint in kept yet: starting at step 0" in capfd.readouterr().out
     assert fit(5) == (2, 3)
     assert "resumed: after step 2" in capfd.readouterr().out
     with pytest.raises(ConfigError, match="resume_from_checkpoint = True: .*checkpoint_dir"):
@@ -501,7 +501,7 @@ def test_an_output_folder_that_cannot_be_made_is_explained(
 
 def test_bitwise_refuses_weights_it_cannot_add(config: dict[str, Any]) -> None:
     half = Task(model=lambda: nn.Linear(4, 2).bfloat16(), loss=mean_loss)
-    with pytest.raises(ConfigError, match="only kept for fp32 weights, and the model has bfloat16"):
+    with pytest.raises(ConfigError, match="requires fp32 weights, and the model has bfloat16"):
         Trainer(half, {**config, "reproducibility": "bitwise"}).fit(data())
 
 

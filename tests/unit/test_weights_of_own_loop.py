@@ -105,7 +105,7 @@ def test_a_loop_that_is_left_has_none_and_a_comparison_says_so(
 ) -> None:
     loop = trained(config, leave_after=3)
     assert loop.history.run_dir is not None
-    with pytest.raises(NoFinalWeights, match="has left no final weights to compare .* by break"):
+    with pytest.raises(NoFinalWeights, match="wrote no final weights to compare .* by break"):
         weights_fingerprint(loop.history.run_dir)
     # started again it has nothing left to do, and so is at its end
     go_on_in(loop.history.run_dir, monkeypatch)
@@ -127,7 +127,7 @@ def test_a_run_without_weights_is_not_certified_and_it_is_said_why(
     monkeypatch.setattr(resume, "run_once", run_once)
     certificate = resume.certify_resume(("train.py",), 4, 2, 2)
     assert not certificate.holds
-    assert "has left no final weights to compare" in certificate.problems[0]
+    assert "wrote no final weights to compare" in certificate.problems[0]
 
 
 def test_a_loop_that_failed_has_none(config: dict[str, Any]) -> None:

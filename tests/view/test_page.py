@@ -84,7 +84,7 @@ def test_the_page_says_how_much_was_written() -> None:
     assert '<td class="number">–</td></tr>' in plain, "a run that did not record it"
     save = CheckpointView(50, 1, 1028.0, 0.2, 1.5, 3 << 20, 7 << 20)
     page = report_page(run_view(checkpoints=[save]), 2000.0)
-    assert "not changed, in earlier ones" in page
+    assert "unchanged, in earlier ones" in page
     assert '<td class="number">3.0 MiB</td><td class="number">7.0 MiB</td></tr>' in page
 
 
@@ -125,9 +125,9 @@ def test_the_verdict_says_what_became_of_the_run() -> None:
 def test_the_verdict_never_hides_a_loss_that_is_no_number() -> None:
     steps = np.arange(1, 4)
     broken = {"train/loss": make_series("train/loss", steps, [1.0, np.nan, 0.9])}
-    assert "not a number at step 2" in verdict(run_view(scalars=broken))
+    assert "not finite at step 2" in verdict(run_view(scalars=broken))
     ended = {"train/loss": make_series("train/loss", steps, [1.0, 2.0, np.inf])}
-    assert "no longer a number: inf at step 3" in verdict(run_view(scalars=ended))
+    assert "no longer finite: inf at step 3" in verdict(run_view(scalars=ended))
 
 
 @pytest.mark.parametrize(

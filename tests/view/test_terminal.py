@@ -88,7 +88,7 @@ def test_few_ranks_have_a_bar_each_and_many_a_map() -> None:
     assert max(map(len, bars)) <= 60
     cells = [line.plain for line in rank_lines(means(4096, slow=77), 60, 10)]
     assert len(cells) <= 10
-    assert "a cell is 10 ranks" in cells[0]
+    assert "a cell is the slowest of 10 ranks" in cells[0]
     assert "".join(cells[1:]).count("█") == 1
     few = [line.plain for line in rank_lines(means(64, slow=7), 60, 10)]
     assert max(map(len, few)) <= 60

@@ -82,7 +82,7 @@ def test_a_real_run_on_two_ranks_is_shown(tmp_path: Path) -> None:
     written = (tmp_path / "page.html").read_text()
     assert "Finished 30 of 30 steps on 2 ranks" in written
     assert "Validation accuracy" in written
-    assert "3 checkpoints held up the steps" in written
+    assert "3 checkpoints blocked training" in written
     frame = drivetrain("watch", run, "--once").stdout
     assert "2 ranks" in frame
     assert "finished" in frame

@@ -1,4 +1,4 @@
-"""May this run write its checkpoints there? A refusal is a mistake, and is not tried again."""
+"""Detect missing access to the checkpoint storage: a user error, which is not retried."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from drivetrain.core.errors import EnvironmentProblem, Problem
 
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR})
-# By name: the stores' libraries need not be there. botocore's, google.auth's and azure's.
+# By name, because the libraries may not be installed: botocore's, google.auth's and azure's.
 _NO_CREDENTIALS = frozenset(
     {
         "NoCredentialsError",
@@ -27,7 +27,7 @@ _NO_CREDENTIALS = frozenset(
 
 @contextmanager
 def refusals_named(address: str) -> Iterator[None]:
-    """EnvironmentProblem for what would be refused again; other trouble stays as it is."""
+    """Raise EnvironmentProblem for errors that a retry cannot fix; let others through."""
     try:
         yield
     except Exception as error:
@@ -36,7 +36,7 @@ def refusals_named(address: str) -> Iterator[None]:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         if isinstance(error, OSError) and error.strerror:
             reason = error.strerror
-        remedy = "give a place you may write to, or the credentials for it"
+        remedy = "choose a place you can write to, or provide credentials for it"
         raise EnvironmentProblem(
             [Problem("checkpoint.directory", reason, remedy, address)]
         ) from error

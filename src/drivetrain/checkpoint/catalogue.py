@@ -1,4 +1,4 @@
-"""The catalogue: which checkpoints there are, which of them are good, and why not the others."""
+"""The catalogue: lists the checkpoints, their states, and what is wrong with damaged ones."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from drivetrain.core.errors import DamagedRun
 
 _BLOCK = 16 << 20
 _MOST_MANIFEST_BYTES = 256 << 20
-_UNFINISHED = f"no {manifest.NAME}: it was never finished"
-_BASE = "no checkpoint any more: others refer to its bytes"
-_REPLACED = "written by an attempt that had been replaced"
+_UNFINISHED = f"no {manifest.NAME}: the save did not finish"
+_BASE = "no longer a checkpoint: others refer to its bytes"
+_REPLACED = "written by an attempt that another one had replaced"
 
 State = Literal["good", "damaged", "unfinished", "replaced", "base"]
 
@@ -26,7 +26,7 @@ _STATES: dict[str, State] = {_UNFINISHED: "unfinished", _REPLACED: "replaced", _
 
 @dataclass(frozen=True)
 class Entry:
-    """One folder; with a manifest when it is a checkpoint, with a reason when it is not."""
+    """One checkpoint folder, with its manifest if it is good, else with a reason."""
 
     folder: str
     step: int
@@ -38,9 +38,9 @@ class Entry:
 
     @property
     def state(self) -> State:
-        """unfinished: being written, or given up. replaced: of an attempt that lost the run.
+        """unfinished: being written, or abandoned. replaced: from an attempt that lost the run.
 
-        base: no checkpoint any more; others refer to its bytes.
+        base: no longer a checkpoint, but others refer to its bytes.
         """
         if self.manifest is not None:
             return "good"
@@ -48,7 +48,7 @@ class Entry:
 
 
 def entries(storage: Storage, *, check_sizes: bool = True) -> list[Entry]:
-    """Every checkpoint folder, newest first. Sizes are checked, contents are not read."""
+    """Return all checkpoint folders, newest first. Sizes are checked, contents are not read."""
     claims = lineage.read_claims(storage)
     found = [(parsed, name) for name in storage.names() if (parsed := parse_folder(name))]
     listed = []
@@ -73,14 +73,16 @@ def entries(storage: Storage, *, check_sizes: bool = True) -> list[Entry]:
 
 
 def read_manifest(storage: Storage, folder: str, *, check_sizes: bool = True) -> Manifest:
-    """The manifest, if every file it lists is there with its size: one request per file."""
+    """Return the manifest, and check its files' existence and sizes (one request each)."""
     try:
         data = storage.read(f"{folder}/{manifest.NAME}", most=_MOST_MANIFEST_BYTES)
         described = Manifest.from_json(data)
     except (FileNotFoundError, NotADirectoryError):
         raise DamagedCheckpoint(_UNFINISHED) from None
     except (IsADirectoryError, DamagedRun) as error:
-        raise DamagedCheckpoint(f"{manifest.NAME} is no file of Drivetrain's ({error})") from None
+        raise DamagedCheckpoint(
+            f"{manifest.NAME} was not written by Drivetrain ({error})"
+        ) from None
     if described.folder != folder:
         raise DamagedCheckpoint(f"{manifest.NAME} belongs to {described.folder}")
     if check_sizes:
@@ -101,7 +103,7 @@ def _check_sizes(storage: Storage, described: Manifest) -> None:
 
 
 def verify(storage: Storage, folder: str) -> Manifest:
-    """Read every byte; DamagedCheckpoint names the first file that is not what was written."""
+    """Read every byte; DamagedCheckpoint names the first file that is damaged."""
     described = read_manifest(storage, folder)
     try:
         _verify_files(storage, folder, described)
@@ -128,7 +130,7 @@ def _verify_files(storage: Storage, folder: str, described: Manifest) -> None:
 
 
 def _verify_referred(storage: Storage, tensors: Mapping[str, Any]) -> None:
-    """Its bytes in files of earlier checkpoints; the rest of those is not its own."""
+    """Verify its bytes in files of earlier checkpoints, and only those."""
     for name, entry in tensors.items():
         for _, _, file, start, length, crc32, *_ in entry["chunks"]:
             if "/" not in file:

@@ -1,8 +1,9 @@
 """Checkpointer: `save`, `wait`, `load`. A checkpoint exists once its manifest does.
 
-A save copies what it needs (that is all a step waits for) and goes on in a thread: ranks settle who
-writes what, every rank writes its file, and when all are safe rank 0 writes the manifest. A save
-that fails leaves no checkpoint, costs no step, and is tried again at the next.
+A save copies the tensors, which is the only part that blocks a step, and continues in a thread: the
+ranks agree on which rank writes what, each rank writes its file, and once all files are durable,
+rank 0 writes the manifest. A failed save leaves no checkpoint, costs no step, and is retried at the
+next step.
 """
 
 from __future__ import annotations
@@ -60,19 +61,19 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Saved:
-    """A save that is over."""
+    """The outcome of a save."""
 
     step: int
     blocked_s: float
-    """What the step waited for."""
+    """How long the save blocked the step."""
     beside_s: float
-    """How long it went on beside the steps."""
+    """How long the save ran beside the steps."""
     problem: str = ""
-    """Why there is no checkpoint."""
+    """Why the save failed; empty if it succeeded."""
     written_bytes: int | None = None
-    """By all ranks together; None: not known."""
+    """Bytes written by all ranks; None if unknown."""
     referred_bytes: int | None = None
-    """Of it that earlier checkpoints' files have (`checkpoint.incremental`)."""
+    """Bytes of the checkpoint that are in earlier checkpoints' files (`checkpoint.incremental`)."""
 
 
 @dataclass
@@ -89,7 +90,7 @@ _CLAIM_TRIES, _PAUSE_S = 3, 2.0
 
 
 class Checkpointer:
-    """One run's checkpoints, as one attempt writes them."""
+    """Saves and loads one run's checkpoints, within one attempt."""
 
     def __init__(
         self,
@@ -100,29 +101,29 @@ class Checkpointer:
         contract: Contract | None = None,
     ) -> None:
         self.from_first_rank: tuple[str, ...] = ()
-        """What every rank has of rank 0's, since the run was saved by ranks in another layout."""
+        """State that every rank took from rank 0, because the run was saved in another layout."""
         self.storage = storage
         self.attempt = 0
         self.changes: list[Change] = []
-        """What is not as it was when the loaded checkpoint was saved."""
+        """Settings that differ from those of the loaded checkpoint."""
         self.scores: dict[int, float] = {}
-        """By step: the metric that `keep_best` goes by."""
+        """By step: the metric that `keep_best` compares."""
         self.copied_bytes = 0
-        """Of this rank's host memory that the latest save was copied to."""
+        """Host memory that this rank's copy for the latest save takes."""
         self._rule = rule
         self._world = world
         self._strategy = strategy
         self._contract = contract or Contract()
-        # saves talk beside the steps, so they need lines of their own
+        # saves communicate while steps run, so they need their own group
         self._group = dist.new_group(backend="gloo") if world.mesh is not None else None
         self._sharing = Sharing(self._group)
         self._stager = CopyInMemory(world.accelerator)
         self._base = Base()
-        """What the last complete checkpoint has of this rank, for an incremental save."""
+        """This rank's pieces in the last complete checkpoint, for an incremental save."""
         self._pending: _Pending | None = None
 
     def claim(self, step: int, at_least: int = 1) -> int:
-        """Become the attempt that owns the run, going on from `step`. A collective call."""
+        """Become the attempt that owns the run, resuming from `step`. A collective call."""
         answer = ""
         if self._world.is_main:
             answer = self._claim(step, at_least)
@@ -133,19 +134,19 @@ class Checkpointer:
         return self.attempt
 
     def _claim(self, step: int, at_least: int) -> str:
-        """The attempt's number, or why there is none. A full disk may have room again soon."""
+        """Return the attempt's number, or why it could not be claimed. Retry on a full disk."""
         for left in reversed(range(_CLAIM_TRIES)):
             try:
                 with refusals_named(self.storage.address):
                     return str(lineage.claim_next(self.storage, step, at_least).attempt)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise  # another attempt may well get through
+                    raise  # a new attempt may succeed
                 problem = error
             time.sleep(_PAUSE_S if left else 0.0)
         return (
-            f"nothing can be written to {self.storage.address} ({reason(problem)}), so no step of "
-            "this attempt could be saved; make room, or see that it can be written, and start the "
+            f"cannot write to {self.storage.address} ({reason(problem)}), so no step of this "
+            "attempt could be saved; free some space or make the directory writable, then run the "
             "same command again"
         )
 
@@ -157,7 +158,7 @@ class Checkpointer:
         *,
         contents: Contents = "everything",
     ) -> Saved | None:
-        """Begin a save; the outcome of the one before, which has to be over first."""
+        """Start a save. Wait for the previous one first, and return its outcome."""
         before = self.wait()
         began = time.perf_counter()
         tensors, values = (state.weights(), {}) if contents == "weights" else state.everything()
@@ -200,11 +201,11 @@ class Checkpointer:
             tensors,
             storage_writer=writer,
             planner=SharePlanner(Sharing(None) if no_dist else self._sharing),
-            # one process alone sends nothing, but torch asks its group for a CPU backend
+            # a single process sends nothing, but torch requires a group with a CPU backend
             process_group=self._group or self._world.host_group,
             async_stager=self._stager,
             no_dist=no_dist,
-            # what ranks must know of each other they tell in `sharing`, and when they finish
+            # the ranks exchange what they need in `sharing` and in `finish`
             use_collectives=False,
         )
         self.copied_bytes = self._stager.num_bytes
@@ -216,19 +217,19 @@ class Checkpointer:
 
     @property
     def is_copying(self) -> bool:
-        """Whether a save may still be reading the tensors it was given."""
+        """True while a save may still be reading the tensors it was given."""
         return self._stager.is_copying
 
     def before_change(self) -> None:
-        """The tensors that are being saved are about to change."""
+        """Call this before changing tensors that are being saved."""
         self._stager.before_change()
 
     def poll(self) -> Saved | None:
-        """The save under way, if it is over; never waits."""
+        """Return the pending save's outcome if it has finished; never blocks."""
         return self.wait() if self._pending is not None and self._pending.future.done() else None
 
     def wait(self) -> Saved | None:
-        """The save under way, once it is over; None when there is none."""
+        """Wait for the pending save and return its outcome; None if no save is pending."""
         pending, self._pending = self._pending, None
         if pending is None:
             return None
@@ -241,7 +242,7 @@ class Checkpointer:
                 raise fenced_off from None
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
-            # another rank may have died when all was written and committed already
+            # another rank may have died after the checkpoint was written and committed
             if self.storage.size(f"{pending.folder}/{NAME}") is None:
                 problem = reason(error)
                 if self._world.is_main:
@@ -251,21 +252,21 @@ class Checkpointer:
         saved = Saved(pending.step, pending.blocked_s, now - pending.began_s, problem)
         writer = pending.writer
         if writer is None or writer.base is None:
-            return saved  # what there was before is still what the next save may refer to
+            return saved  # the next save may still refer to the previous base
         self._base = writer.base
         return replace(
             saved, written_bytes=writer.written_bytes, referred_bytes=writer.referred_bytes
         )
 
     def good(self) -> list[Manifest]:
-        """Checkpoints that look whole, newest first. Their contents are checked on load."""
+        """Return the complete checkpoints, newest first. Contents are checked on load."""
         return [entry.manifest for entry in catalogue.entries(self.storage) if entry.manifest]
 
     def load_newest(self, state: TrainingState) -> Manifest | None:
-        """Load the newest good checkpoint; the damaged ones are named and passed over. Collective.
+        """Load the newest good checkpoint, and skip damaged ones with a warning. A collective call.
 
-        None when there is no checkpoint at all; when there are some and none is good, a person must
-        decide, and nothing is touched.
+        Return None if there is no checkpoint. If there are some but none is good, raise
+        EnvironmentProblem and change nothing.
         """
         self.check_claims()
         tried: set[str] = set()
@@ -287,10 +288,10 @@ class Checkpointer:
                 tried.add(folder)
                 damaged = folder
                 if self._world.is_main:
-                    warnings.warn(f"checkpoint {folder} was passed over: {error}", stacklevel=2)
+                    warnings.warn(f"checkpoint {folder} was skipped: {error}", stacklevel=2)
 
     def check_claims(self) -> None:
-        """EnvironmentProblem, on every rank, if one cannot be read, or none. Collective."""
+        """Raise EnvironmentProblem on every rank if a claim cannot be read. A collective call."""
         problems: tuple[Problem, ...] = ()
         if self._world.is_main or self._group is None:
             try:
@@ -306,13 +307,13 @@ class Checkpointer:
         return [e for e in catalogue.entries(self.storage) if e.state == "damaged"]
 
     def load(self, state: TrainingState, folder: str) -> Manifest:
-        """Load one checkpoint at whatever layout this is. A collective call."""
+        """Load one checkpoint, in any layout. A collective call."""
         manifest, reader = self._together(lambda: self._open(folder))
-        # before anything is overwritten, or made for it: targets bring optimizer state into being
+        # before anything is overwritten or allocated: load_targets() creates optimizer state
         own = self._together(lambda: self._own(state, manifest, reader))
         stored = set(reader.read_metadata().state_dict_metadata)
         frozen = manifest.values.get("frozen", {})
-        if self._world.layout.pp == 1:  # a stage has its own weights only; the contract knows all
+        if self._world.layout.pp == 1:  # a stage has only its own weights; the contract covers all
             weights = state.model_tensors()
             check_same_model(folder, weights, {*stored, *frozen})
             check_shapes(folder, {n: t for n, t in weights.items() if n in stored}, reader)
@@ -323,7 +324,7 @@ class Checkpointer:
             stored = {name for name in stored if not name.startswith("optimizer.")}
             del values["optimizer"]
         elif any(change.key.startswith("optimiz") for change in self.changes):
-            # accepted: settings are those of now, and there may be other groups
+            # accepted: keep the current settings, and possibly other parameter groups
             values["optimizer"] = {**values["optimizer"], "groups": None}
         targets = state.load_targets()
         not_stored = sorted(targets.keys() - stored)
@@ -337,18 +338,18 @@ class Checkpointer:
         return manifest
 
     def _open(self, folder: str) -> tuple[Manifest, ShardReader]:
-        # rank 0 has just looked at every file's size; at scale that is not for everybody to repeat
+        # rank 0 has just checked every file's size; thousands of ranks should not repeat it
         manifest = catalogue.read_manifest(self.storage, folder, check_sizes=False)
         if manifest.contents == "weights":
-            raise DamagedCheckpoint("it holds weights only; nothing can resume from it exactly")
+            raise DamagedCheckpoint("it holds weights only, so a run cannot resume from it exactly")
         if not isinstance(manifest.values.get("frozen", {}), dict):
-            raise DamagedCheckpoint("its fingerprints of what is frozen are none")
+            raise DamagedCheckpoint("its fingerprints of frozen weights are not a mapping")
         reader = ShardReader(self.storage, manifest)
         reader.read_metadata()
         return manifest, reader
 
     def _own(self, state: TrainingState, manifest: Manifest, reader: ShardReader) -> dict[str, Any]:
-        """What this rank alone had; of ranks that were arranged otherwise, rank 0's, for users."""
+        """Return this rank's own state; in another layout, only the user's objects of rank 0."""
         is_same = manifest.layout == asdict(self._world.layout)
         rank = self._world.rank if is_same else 0
         own = unpack(reader.tensor(MetadataIndex(own_name(rank), (0,))))
@@ -357,15 +358,15 @@ class Checkpointer:
         return taken
 
     def _together(self, read: Callable[[], Result]) -> Result:
-        """Damage that one rank meets is damage for all of them."""
+        """Call `read`, and raise DamagedCheckpoint on every rank if one rank found damage."""
         problem, result = "", None
         try:
             result = read()
         except (DamagedCheckpoint, pickle.UnpicklingError, KeyError, FileNotFoundError) as error:
-            # any other error of the storage is no damage: this rank fails, and is started again
+            # any other storage error is not damage: this rank fails and is restarted
             problem = (str(error) or type(error).__name__).splitlines()[0]
         if self._world.sum_floats([float(bool(problem))])[0]:
-            raise DamagedCheckpoint(problem or "damaged, as another rank found")
+            raise DamagedCheckpoint(problem or "another rank found it damaged")
         return cast(Result, result)
 
     def _read(self, targets: dict[str, torch.Tensor], reader: ShardReader) -> None:
@@ -380,25 +381,25 @@ class Checkpointer:
                 no_dist=self._group is None,
             )
         except (DamagedCheckpoint, CheckpointException) as error:
-            # one rank found damage; torch has told all of them
+            # one rank found damage, and torch has passed the error to all ranks
             if any(is_of_the_storage(cause) for cause in causes(error)):
                 raise
             raise DamagedCheckpoint(reason(error)) from None
 
     def still_there(self, folder: str) -> bool:
-        """Whether nobody has deleted it since; rank 0's word. A collective call."""
+        """True if rank 0 still finds the checkpoint. A collective call."""
         has = self._world.is_main and self.storage.size(f"{folder}/{NAME}") is not None
         return bool(self._world.agree("x" if has else ""))
 
     def _gathered(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Whole tensors and every rank's own, on rank 0; nothing on the others."""
+        """Return the whole tensors and every rank's own state on rank 0; nothing on the others."""
         own = own_name(self._world.rank)
         mine = {own: tensors.pop(own)} if own in tensors else {}
         whole = mine | _full(tensors, keep=self._world.leads_stage)
         if self._group is None:
             return whole
         everyones: list[Any] = [None] * self._world.layout.world_size
-        # rank 0 has its own stage already: only what is another's travels
+        # rank 0 already has its own stage: only the other stages send theirs
         sent = mine if self._world.is_main else whole
         dist.gather_object(sent, everyones if self._world.is_main else None, group=self._group)
         if not self._world.is_main:
@@ -406,21 +407,21 @@ class Checkpointer:
         return whole | {name: tensor for part in everyones for name, tensor in part.items()}
 
     def elsewhere(self, storage: Storage) -> Checkpointer:
-        """The same, for another run's checkpoints: to load from, over the same lines."""
+        """Return a copy for another run's checkpoints that uses the same process group."""
         other = copy.copy(self)
         other.storage = storage
-        # what is saved there stands alone
+        # checkpoints saved there refer to no other checkpoint
         other._rule = self._rule.model_copy(update={"incremental": False})  # noqa: SLF001
         return other
 
     def clean(self) -> None:
-        """Remove what earlier attempts left unfinished."""
+        """Remove the unfinished saves of earlier attempts."""
         for entry in catalogue.entries(self.storage, check_sizes=False):
             if entry.attempt < self.attempt and entry.state == "unfinished":
-                self.storage.remove(entry.folder)  # nobody refers to it, or it were a base
+                self.storage.remove(entry.folder)  # not referred to, or its state were "base"
 
     def close(self) -> Saved | None:
-        """Finish the save under way."""
+        """Finish the pending save."""
         last = self.wait()
         self._stager.close()
         return last
@@ -431,16 +432,14 @@ class Checkpointer:
                 continue
             if entry.manifest is not None:
                 return entry.folder
-            warnings.warn(
-                f"checkpoint {entry.folder} was passed over: {entry.problem}", stacklevel=2
-            )
+            warnings.warn(f"checkpoint {entry.folder} was skipped: {entry.problem}", stacklevel=2)
             tried.add(entry.folder)
         return ""
 
     def _commit(
         self, manifest: Manifest, files: Sequence[File], referred: tuple[Reference, ...]
     ) -> None:
-        """On rank 0, in the save's thread: from here on the checkpoint exists."""
+        """Write the manifest, which completes the checkpoint; on rank 0, in the save's thread."""
         lineage.check_not_stale(self.storage, self.attempt)
         whole = replace(manifest, files=tuple(files))
         if self._rule.incremental:
@@ -448,13 +447,13 @@ class Checkpointer:
         self.storage.put(f"{manifest.folder}/{NAME}", whole.to_json())
         try:
             self._drop_outdated()
-        except Exception as error:  # the new one is there; an old one that stays must not undo it
+        except Exception as error:  # an old checkpoint that stays must not fail the new one
             warnings.warn(f"an outdated checkpoint was not deleted: {error}", stacklevel=2)
 
     def amend(self, step: int, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
-        """Other values for this attempt's checkpoint of `step`, at once; on rank 0.
+        """Change the values in this attempt's checkpoint of `step`, atomically. Call it on rank 0.
 
-        For what is found out about a step after it was saved; its tensors stay.
+        For facts about a step that become known after it was saved; the tensors stay.
         """
         lineage.check_not_stale(self.storage, self.attempt)
         folder = folder_name(step, self.attempt)
@@ -472,9 +471,9 @@ class Checkpointer:
             entry.folder
             for entry in listed
             if (entry.manifest is not None and entry.step in steps)
-            # now that there is one of this attempt, others' can go
+            # this attempt has a checkpoint now, so those of replaced attempts can go
             or (entry.state == "replaced" and entry.attempt < self.attempt)
-            # what once was one, and was kept for bytes that somebody referred to
+            # former checkpoints that were kept because others referred to their files
             or (entry.state in ("base", "unfinished") and entry.attempt <= self.attempt)
         ]
         needed = {path for e in entries if e.folder not in going for path in e.refers_to}
@@ -482,8 +481,10 @@ class Checkpointer:
             self._delete(folder, needed)
 
     def _delete(self, folder: str, needed: Collection[str]) -> None:
-        """A checkpoint, but for files that others refer to."""
-        self.storage.remove(f"{folder}/{NAME}")  # first: half of it never counts
+        """Delete a checkpoint, except for files that others refer to."""
+        self.storage.remove(
+            f"{folder}/{NAME}"
+        )  # first, so that a half-deleted checkpoint never counts
         names = self.storage.names(folder)
         unneeded = [name for name in names if f"{folder}/{name}" not in needed]
         if len(unneeded) == len(names):
@@ -494,9 +495,9 @@ class Checkpointer:
 
 
 def _expect_one_process() -> None:
-    """A run on one rank is nothing torch need wonder about, and an error where warnings are."""
-    # not catch_warnings: the save goes on in a thread, and what it restores is the whole process's;
-    # not each time: a new filter makes Python show again what it has shown once
+    """Silence torch's warning about a single process, which may be raised as an error."""
+    # not catch_warnings: the save runs in a thread, and the filters belong to the whole process;
+    # not each time: a new filter makes Python repeat warnings that it has already shown
     message = "torch.distributed is disabled, unavailable"
     if not any(e[0] == "ignore" and e[1] and e[1].match(message) for e in warnings.filters):
         warnings.filterwarnings("ignore", message=message)
@@ -508,7 +509,7 @@ def _as_future(result: Any) -> Future[Any]:
 
 
 def _full(tensors: dict[str, torch.Tensor], *, keep: bool) -> dict[str, torch.Tensor]:
-    """Whole tensors, on the rank that keeps them."""
+    """Gather whole tensors on the ranks that `keep` them."""
     kept = {}
     for name, tensor in tensors.items():
         full = on_host(whole(tensor))
@@ -518,7 +519,7 @@ def _full(tensors: dict[str, torch.Tensor], *, keep: bool) -> dict[str, torch.Te
 
 
 def versions() -> dict[str, str]:
-    """What trains here."""
+    """Return the versions of drivetrain, torch and Python."""
     return {
         "drivetrain": __version__,
         "torch": str(torch.__version__),

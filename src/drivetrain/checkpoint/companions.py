@@ -1,7 +1,8 @@
-"""Companions: a Hugging Face model's own files, kept beside a run's checkpoints for its exports.
+"""Companions: a Hugging Face model's own files, stored beside a run's checkpoints for exports.
 
-Its config, and its tokenizer's if the task has one: JSON and plain text, written when a run starts.
-Whoever exports does not trust them: few, small, no links, no code, and JSON that is JSON.
+These are its config, and the tokenizer's files if the task has one: JSON and plain text, written
+when a run starts. An export does not trust them: it accepts only a few small files, no links, no
+code, and valid JSON.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\.(json|txt|jinja|model|tiktoken)
 _WEIGHTS = re.compile(r".*\.index\.json")
 _MOST_FILES = 32
 _MOST_BYTES = 64 << 20
-"""Of each: a tokenizer of 260,000 words has 33 MB."""
+"""Per file: a tokenizer with 260,000 tokens takes 33 MB."""
 
 
 def keep(storage: Storage, folder: Path) -> None:
-    """Those of a folder's files that are a config's or a tokenizer's."""
+    """Store the config and tokenizer files of a folder."""
     for path in sorted(folder.iterdir()):
         if path.is_file() and _is_companion(path.name):
             storage.put(f"{FOLDER}/{path.name}", path.read_bytes())
 
 
 def kept(storage: Storage) -> dict[str, bytes]:
-    """By name; empty where none were kept. DamagedRun for what no run has written."""
+    """Return the stored files by name; DamagedRun for anything a run does not write."""
     names = [name for name in storage.names(FOLDER) if _is_companion(name)]
     if len(names) > _MOST_FILES:
-        raise DamagedRun(f"{storage.address}/{FOLDER}: {len(names)} files; no run has written them")
+        raise DamagedRun(f"{storage.address}/{FOLDER}: {len(names)} files; a run writes fewer")
     return {name: _read(storage, name) for name in names}
 
 
@@ -46,7 +47,7 @@ def _read(storage: Storage, name: str) -> bytes:
     if isinstance(storage, LocalStorage):
         folder = storage.path / FOLDER
         if folder.is_symlink() or (folder / name).is_symlink():
-            # it would put a file from elsewhere on this machine among what is handed on
+            # it would add a file from elsewhere on this machine to the export
             raise DamagedRun(f"{where}: a link, not a file; remove it")
     data = storage.read(f"{FOLDER}/{name}", most=_MOST_BYTES)
     if name.endswith(".json"):

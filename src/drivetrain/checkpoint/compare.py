@@ -1,7 +1,7 @@
-"""Compare: what differs between two checkpoints, tensor by tensor and value by value.
+"""Compare two checkpoints, tensor by tensor and value by value.
 
-When it was written and by which attempt is not compared: a run that was killed and went on is meant
-to be the same as one that was not.
+The time and the attempt are not compared: a run that was killed and resumed should equal one that
+was not.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from drivetrain.checkpoint.whole_tensors import WholeTensors
 
 _COMPARED = ("step", "contents", "strategy", "layout", "position", "values", "versions")
 _AT_ONCE = 1 << 22
-"""Elements that are turned into float64 at a time: a tensor is held twice, not six times."""
+"""Elements converted to float64 at a time, so that memory is twice the tensor, not six times."""
 _ABSENT = "absent"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One tensor or value that is not the same."""
+    """One tensor or value that differs."""
 
     name: str
     what: str
-    """shape, dtype, numbers, value, or only here / only there."""
+    """shape, dtype, numbers, value, only here, or only there."""
     here: str
-    """What it is in the first; for numbers, how many of them differ."""
+    """Its form or value in the first; for numbers, how many of them differ."""
     there: str
     max_abs: float | None = None
-    """The largest difference of two numbers; for tensors of the same form."""
+    """The largest absolute difference, for tensors of the same shape and dtype."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two checkpoints, side by side."""
+    """The result of comparing two checkpoints."""
 
     num_identical: int
-    """Tensors that are the same bit for bit."""
+    """Number of tensors that are equal bit for bit."""
     differences: tuple[Difference, ...]
 
     @property
     def is_same(self) -> bool:
-        """Nothing differs."""
+        """True if nothing differs."""
         return not self.differences
 
 
 def compare(here: tuple[Storage, Manifest], there: tuple[Storage, Manifest]) -> Comparison:
-    """All differences of two checkpoints; at most one tensor of each is in memory."""
+    """Return all differences; at most one tensor of each checkpoint is in memory."""
     left, right = WholeTensors(*here), WholeTensors(*there)
     differences = [*_values(_plain(here[1]), _plain(there[1]))]
     num_identical = 0
@@ -107,12 +107,12 @@ def _numbers(name: str, ours: torch.Tensor, theirs: torch.Tensor) -> Iterator[Di
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """On the bits: NaN equals the same NaN, and -0 is not 0."""
+    """Compare the bits: a NaN equals the same NaN, and -0 differs from 0."""
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bits(a), _bits(b))
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """One row of bytes per number."""
+    """Return one row of bytes per number."""
     flat = tensor.contiguous().reshape(-1)
     return flat.view(torch.uint8).reshape(flat.numel(), tensor.dtype.itemsize)
 
@@ -122,7 +122,7 @@ def _wide(tensor: torch.Tensor) -> torch.dtype:
 
 
 def _larger(largest: float, gaps: torch.Tensor) -> float:
-    """NaN wins: a number that is none on one side is the largest difference there is."""
+    """Return the larger value; NaN counts as the largest."""
     if not gaps.numel():
         return largest
     found = float(gaps.max())
@@ -130,7 +130,7 @@ def _larger(largest: float, gaps: torch.Tensor) -> float:
 
 
 def _values(ours: Any, theirs: Any, path: str = "") -> Iterator[Difference]:
-    """Nested plain values, leaf by leaf."""
+    """Compare nested plain values, leaf by leaf."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         keys = dict.fromkeys((*ours, *theirs))
         for key in keys:
@@ -144,7 +144,7 @@ def _values(ours: Any, theirs: Any, path: str = "") -> Iterator[Difference]:
 
 
 def _is_list(value: Any) -> bool:
-    """Lists whose entries have a name; a random state's hundreds of numbers count as one value."""
+    """True for lists compared by entry; the hundreds of numbers of a random state are one value."""
     return isinstance(value, (list, tuple)) and len(value) <= 32
 
 

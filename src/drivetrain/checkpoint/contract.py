@@ -1,8 +1,8 @@
-"""Contract: what decides a run's numbers; kept in a checkpoint, compared before it is loaded.
+"""Contract: the settings that determine a run's results, stored in checkpoints, compared on resume.
 
-Going on with another seed, other data or another learning rate is another training. It is refused,
-unless the user names what has changed. What must not change the numbers (the layout, a library's
-version) is said, and allowed.
+Resuming with another seed, other data or another learning rate is a different training run. It is
+refused unless the user accepts each change by name. Changes that must not affect the results (the
+layout, a library's version) are reported and allowed.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.traits import STRATEGIES, traits_of
 
 Terms = Mapping[str, Any]
-"""By key: a plain value. None: not known, and compared with nothing."""
+"""Plain values by key. None means unknown, which is not compared."""
 
 _ONLY_SAID = {
     "micro_batch_size": "dropout and batch statistics differ from here on",
     "parallel.strategy": "",
     "layout": "",
     "precision.tf32": "matrix products round differently from here on",
-    "communication.compression": "gradients travel differently from here on",
+    "communication.compression": "gradients are communicated differently from here on",
     "model.pretrained": "the checkpoint's weights are used",
     "torch": "its kernels may round differently",
     "python": "",
     "drivetrain": "",
 }
-"""What is allowed to change without being named, and what that means."""
+"""Settings that may change without being accepted, and what the change means."""
 
 _ORDER = {"seed", "data.shuffle", "data.length"}
-"""With these the order of samples changes."""
+"""Settings that change the order of samples."""
 
 _EARLIER: Terms = {
     "optimization.decay_norms_and_biases": True,
     "scheduler.class": "built-in",
 }
-"""What checkpoints that do not say it were trained with."""
+"""Values assumed for checkpoints that do not store these keys."""
 
 Outcome = Literal["refused", "accepted", "said"]
 
 
 @dataclass(frozen=True)
 class Change:
-    """One term that is not what it was."""
+    """One setting that differs from the checkpoint."""
 
     key: str
     before: Any
@@ -62,7 +62,7 @@ class Change:
 
 
 class ContractChanged(ConfigError):
-    """What decides the run's numbers is not what it was. Every such key is named."""
+    """Settings that determine the run's results have changed. The error names all of them."""
 
     def __init__(self, folder: str, changes: Sequence[Change]) -> None:
         self.folder, self.changes = folder, tuple(changes)
@@ -75,7 +75,7 @@ class ContractChanged(ConfigError):
 
 @dataclass(frozen=True)
 class Contract:
-    """The terms a run trains under now, and those the user knows to have changed."""
+    """The current settings of a run, and the keys whose change the user accepts."""
 
     terms: Terms = field(default_factory=dict)
     accepted: frozenset[str] = frozenset()
@@ -86,9 +86,9 @@ class Contract:
             raise ConfigError([_no_such(key, self.terms) for key in unknown])
 
     def compare(self, folder: str, before: Terms) -> list[Change]:
-        """Every term both sides know and do not agree on.
+        """Return every setting that both sides know and that differs.
 
-        ContractChanged, unless all are accepted or need not be.
+        Raise ContractChanged if one of them is neither accepted nor allowed to change.
         """
         before = {**(_EARLIER if before else {}), **before}
         different = {
@@ -96,7 +96,7 @@ class Contract:
             for key, now in self.terms.items()
             if before.get(key) is not None and now is not None and before[key] != now
         }
-        if "data.length" in different:  # then other samples were looked at
+        if "data.length" in different:  # the content is fingerprinted on other samples then
             different.pop("data.content", None)
         changes = [
             Change(key, *values, _outcome(key, values, self.accepted))
@@ -108,7 +108,7 @@ class Contract:
 
 
 def _outcome(key: str, values: tuple[Any, Any], accepted: Collection[str]) -> Outcome:
-    if key in accepted and key != "model":  # weights that are left out would be lost
+    if key in accepted and key != "model":  # missing weights would be lost
         return "accepted"
     if key == "parallel.strategy" and any(map(_changes_training, values)):
         return "refused"
@@ -116,13 +116,13 @@ def _outcome(key: str, values: tuple[Any, Any], accepted: Collection[str]) -> Ou
 
 
 def _changes_training(strategy: str) -> bool:
-    """Also where it is not known here: nothing can be said for it."""
+    """True if the strategy changes training, or is unknown here."""
     return strategy not in STRATEGIES.names or traits_of(strategy).changes_training
 
 
 def _problem(folder: str, change: Change) -> Problem:
     rule = f"was {_shown(change.before)} when {folder} was saved"
-    remedy = f"put it back, or add --accept-change {change.key}"
+    remedy = f"restore it, or add --accept-change {change.key}"
     if change.key == "model":
         remedy = "resume with the model that was saved, or start a new run"
     return Problem(change.key, rule, remedy, _shown(change.now))
@@ -131,7 +131,9 @@ def _problem(folder: str, change: Change) -> Problem:
 def _no_such(key: str, terms: Terms) -> Problem:
     near = difflib.get_close_matches(key, terms, n=1)
     remedy = f"did you mean {near[0]}?" if near else f"one of {', '.join(sorted(terms))}"
-    return Problem("--accept-change", "decides no number of this run", remedy, key)
+    return Problem(
+        "--accept-change", "is not a setting that this run's results depend on", remedy, key
+    )
 
 
 def _shown(value: Any) -> str:

@@ -3,10 +3,10 @@
     export_weights(storage, manifest, Path("gpt"))       # a folder in Hugging Face's format
     export_weights(storage, manifest, Path("gpt.pt"))    # one file for torch.load
 
-Where the model was one of Hugging Face's, the folder has its config, too, and `from_pretrained`
-reads it. Names are the model's own. Bytes go from the checkpoint's files to the new ones as a
-stream, so memory does not grow with the model; what is read is held to its checksums, and the
-target appears whole or not at all.
+For a Hugging Face model the folder also holds its config, so `from_pretrained` can read it. Names
+are those of the model. Data is streamed from the checkpoint's files to the new ones, so memory does
+not grow with the model. Checksums are verified while reading, and the target appears complete or
+not at all.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from drivetrain.checkpoint.zip_sums import set_sums
 from drivetrain.core.errors import ConfigError, Problem
 
 LEAST_SHARD_BYTES = 10**9
-"""Of a file when ranks share the work: so many of them write, and no more."""
+"""Minimum size of a file when ranks share the work, which limits how many ranks write."""
 PREFIX, AVERAGES = "model.", "ema."
 Form = Literal["auto", "huggingface", "safetensors", "pt"]
-"""auto: by the target's name, and with a Hugging Face model's files where there are any."""
+"""auto: by the target's name, and with the Hugging Face model's files if there are any."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """The result of an export."""
 
     num_tensors: int
     num_bytes: int
@@ -64,7 +64,7 @@ def export_weights(
 ) -> Exported:
     """Write a checkpoint's weights to `target`: a .pt file, or a folder of safetensors.
 
-    `averages`: those of an EMA, where there is one of a weight.
+    `averages`: use the EMA of each weight that has one.
     """
     _check_free(target)
     companions = _companions(storage, manifest, form)
@@ -84,10 +84,10 @@ def export_weights(
 
 
 class SharedExport:
-    """A checkpoint's weights as a folder; several ranks write files, each its own.
+    """Exports a checkpoint's weights to a folder, with several ranks writing different files.
 
-    Each rank makes one, from the same checkpoint, and they come to the same files. The folder is
-    whole once it has its index.
+    Each rank creates one from the same checkpoint, and all of them compute the same list of files.
+    The folder is complete once it has its index.
     """
 
     def __init__(self, storage: Storage, manifest: Manifest, num_writers: int) -> None:
@@ -101,37 +101,37 @@ class SharedExport:
         self._num_writers = num_writers
 
     def write(self, target: Storage, folder: str, writer: int) -> None:
-        """This writer's share; writers count from 0."""
+        """Write this writer's share of the files; writers count from 0."""
         for file in self.files[writer :: self._num_writers]:
             with target.writing(f"{folder}/{file.name}") as stream:
                 file.write(stream, lambda name: self._tensors.stream(self._sources[name]))
 
     def finish(self, target: Storage, folder: str) -> None:
-        """Once all have written: a Hugging Face model's own files, and the index."""
+        """Write the Hugging Face model's files and the index, once all writers are done."""
         for name, data in _companions(target, self._manifest, "auto").items():
             target.put(f"{folder}/{name}", data)
         target.put(f"{folder}/{INDEX}", index_of(self.files))
 
 
 def _companions(storage: Storage, manifest: Manifest, form: Form) -> dict[str, bytes]:
-    is_partial = manifest.contents == "trained"  # from_pretrained would draw the rest by lot
+    is_partial = manifest.contents == "trained"  # from_pretrained would randomize the rest
     found = {} if form in ("safetensors", "pt") or is_partial else kept(storage)
     if form == "huggingface" and CONFIG not in found:
-        rule = f"no config of a Hugging Face model was kept in {storage.address}"
+        rule = f"{storage.address} holds no config of a Hugging Face model"
         if is_partial:
-            rule = f"{manifest.folder} has only what was trained (checkpoint.contents: trained)"
-        remedy = "use --format safetensors, and your model's own code to load it"
+            rule = f"{manifest.folder} holds trained weights only (checkpoint.contents: trained)"
+        remedy = "use --format safetensors, and load it with your model's own code"
         raise ConfigError([Problem("--format", rule, remedy, form)])
     return found
 
 
 def _sources(tensors: WholeTensors, manifest: Manifest, *, averages: bool) -> dict[str, str]:
-    """By the name a weight is written under, that of the tensor it is read from."""
+    """Map the name each weight is written under to the name of its stored tensor."""
     names = tensors.names()
     found = {n.removeprefix(PREFIX): n for n in names if n.startswith(PREFIX)}
     averaged = {n.removeprefix(AVERAGES): n for n in names if n.startswith(AVERAGES)}
     if averages and not averaged:
-        rule, remedy = f"{manifest.folder} has no averages", "train with the hook EMA"
+        rule, remedy = f"{manifest.folder} has no averaged weights", "train with the EMA hook"
         raise ConfigError([Problem("--ema", rule, remedy, has_value=False)])
     return {**found, **averaged} if averages else found
 
@@ -139,10 +139,10 @@ def _sources(tensors: WholeTensors, manifest: Manifest, *, averages: bool) -> di
 def _write_file(
     tensors: WholeTensors, sources: Mapping[str, str], path: Path, name: str
 ) -> Exported:
-    """As torch.save would, with the tensors' bytes put in afterwards: torch's `skip_data`."""
+    """Write what torch.save would, filling in the tensors' bytes later (torch's `skip_data`)."""
     with FakeTensorMode():
         empty = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in _named(tensors, sources)}
-    # by a path, torch would write its name into the file, and no two were the same
+    # given a path, torch would write its name into the file, and no two files would be equal
     with skip_data(materialize_fake_tensors=True), path.open("wb") as stream:
         torch.save(empty, stream)
     with FakeTensorMode():
@@ -191,7 +191,7 @@ def _named(tensors: WholeTensors, sources: Mapping[str, str]) -> Iterator[tuple[
 def _check_free(target: Path) -> None:
     if target.exists():
         raise ConfigError(
-            [Problem("target", "exists already", "remove it, or give a new name", str(target))]
+            [Problem("target", "already exists", "remove it, or choose another name", str(target))]
         )
 
 

@@ -1,4 +1,4 @@
-"""What went wrong in a save or a load, out of the errors of all ranks that torch wraps in one."""
+"""Extract the cause of a failed save or load from the error that torch wraps around all ranks'."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from drivetrain.core.errors import EnvironmentProblem, Problem
 
 
 class RanksFailed(Exception):
-    """A save that failed on some rank, on all of them; its text is that rank's reason."""
+    """A save that failed on one rank, and so on all; the text is that rank's reason."""
 
 
 def no_good_one(folder: str, address: str) -> EnvironmentProblem:
-    """Nobody would want a long run to begin anew without being asked."""
-    rule = f"{folder} is damaged, and no checkpoint before it is good"
-    remedy = "remove it to begin anew, or set checkpoint.resume_from"
+    """Return the error for a run that would otherwise silently start over."""
+    rule = f"{folder} is damaged, and no earlier checkpoint is good"
+    remedy = "remove it to start over, or set checkpoint.resume_from"
     return EnvironmentProblem([Problem("checkpoints", rule, remedy, address)])
 
 
 def stale(error: BaseException) -> lineage.StaleAttempt | None:
-    """When another attempt owns the run by now."""
+    """Return the StaleAttempt among the causes, if there is one."""
     return next((e for e in causes(error) if isinstance(e, lineage.StaleAttempt)), None)
 
 
 def is_of_the_storage(error: BaseException) -> bool:
-    """A read that failed is no damage: tried again, by another attempt, it may well go through."""
+    """True for a failed read, which is not damage: another attempt may succeed."""
     return isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
 
 
 def causes(error: BaseException) -> list[BaseException]:
-    """An error, and those of other ranks that torch wraps in it."""
+    """Return an error and the other ranks' errors that torch wraps in it."""
     found = [error]
     if isinstance(error, CheckpointException):
         found += [failure[0] for failure in error.failures.values()]
@@ -38,7 +38,7 @@ def causes(error: BaseException) -> list[BaseException]:
 
 
 def reason(error: BaseException) -> str:
-    """The first real cause in one line."""
+    """Return the cause in one line."""
     cause = causes(error)[-1]
     if isinstance(cause, RanksFailed):
         return str(cause)

@@ -1,4 +1,4 @@
-"""Is what a checkpoint holds what this model needs? Asked before anything is overwritten."""
+"""Check that a checkpoint fits the model, before anything is overwritten."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _MODEL = "model."
 
 
 def check_same_model(folder: str, own: Collection[str], stored: Collection[str]) -> None:
-    """ConfigError when weights that this model has are not in it, or the other way round.
+    """Raise ConfigError if the model and the checkpoint do not have the same weights.
 
-    What this model does not have would be in no checkpoint from now on, and lost with the old ones.
+    Weights that this model lacks would be missing from later checkpoints, and so be lost.
     """
     weights = {name for name in stored if name.startswith(_MODEL)}
     rules = {
         f"checkpoint {folder} has no": set(own) - weights,
-        f"this model does not have what checkpoint {folder} has:": weights - set(own),
+        f"this model lacks weights that checkpoint {folder} has:": weights - set(own),
     }
     remedy = "resume with the model that was saved, or start a new run"
     problems = [
@@ -39,13 +39,13 @@ def _few(names: Collection[str]) -> str:
 
 
 def check_shapes(folder: str, targets: Mapping[str, torch.Tensor], reader: ShardReader) -> None:
-    """ConfigError when weights have other shapes in it."""
+    """Raise ConfigError if the checkpoint stores weights with other shapes."""
     metadata = reader.read_metadata()
     stored = {name: tuple(described(metadata, name).size) for name in targets}
     wrong = [
         Problem(
             name.removeprefix("model."),
-            f"checkpoint {folder} has it as {stored[name]}",
+            f"checkpoint {folder} has shape {stored[name]}",
             "resume with the model that was saved, or start a new run",
             tuple(tensor.shape),
         )

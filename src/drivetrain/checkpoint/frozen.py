@@ -1,8 +1,8 @@
-"""Weights that are not trained and need not be saved: the script makes them again at every start.
+"""Frozen weights, which need not be saved because the script creates them at every start.
 
-A checkpoint without them keeps a fingerprint of each, and is only loaded where they are the same.
-A fingerprint is a sum over elements, so that each rank adds up what it holds and any layout comes
-to the same one.
+A checkpoint without them stores a fingerprint of each, and is only loaded if they are the same.
+A fingerprint is a sum over elements, so each rank adds up its own part and every layout gets the
+same result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.parts import own_part
 
 SumFloats = Callable[[list[float]], list[float]]
-"""Over all ranks."""
+"""Sums over all ranks."""
 
 _AT_ONCE = 1 << 22
 _SAMPLED = 64
@@ -28,7 +28,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class FrozenBase:
-    """A model's weights that are not trained, as they were when the run was started."""
+    """A model's frozen weights, as they were when the run started."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], sum_floats: SumFloats) -> None:
         self._tensors = dict(tensors)
@@ -37,20 +37,20 @@ class FrozenBase:
         self._known: dict[str, str] = {}
 
     def unchanged(self) -> set[str]:
-        """Those that nothing has been written to since; a teacher's may move. A collective call."""
+        """Return the weights not written to since; a teacher's may change. A collective call."""
         moved = [float(_mark(tensor) != self._began[n]) for n, tensor in self._tensors.items()]
         anywhere = self._sum_floats(moved) if moved else []
         return {name for name, count in zip(self._tensors, anywhere, strict=True) if not count}
 
     def fingerprints(self, names: Collection[str]) -> dict[str, str]:
-        """Of tensors that are as they were; each is read once. A collective call."""
+        """Return fingerprints of unchanged tensors; each is read once. A collective call."""
         new = [name for name in self._tensors if name in names and name not in self._known]
         self._known |= fingerprints({name: self._tensors[name] for name in new}, self._sum_floats)
         return {name: self._known[name] for name in self._tensors if name in names}
 
 
 def fingerprints(tensors: Mapping[str, torch.Tensor], sum_floats: SumFloats) -> dict[str, str]:
-    """Of every bit and its place, at any layout. A collective call, for the same names on all."""
+    """Hash every bit and its position, in any layout. Collective, with the same names on all."""
     parts: list[float] = []
     for tensor in tensors.values():
         own = _own_sum(tensor)
@@ -58,7 +58,7 @@ def fingerprints(tensors: Mapping[str, torch.Tensor], sum_floats: SumFloats) -> 
     sums = iter(map(int, sum_floats(parts) if parts else []))
     found = {}
     for (name, tensor), low, high, count in zip(tensors.items(), sums, sums, sums, strict=True):
-        # each part is there as often as there are copies of it
+        # the sums contain each part once per copy
         copies = max(1, count // max(1, tensor.numel()))
         total = (low + high * _HALF) // copies
         found[name] = f"{total % _HALF**2:016x}"
@@ -68,29 +68,29 @@ def fingerprints(tensors: Mapping[str, torch.Tensor], sum_floats: SumFloats) -> 
 def check_base(
     folder: str, saved: Any, own: Mapping[str, torch.Tensor], sum_floats: SumFloats
 ) -> None:
-    """ConfigError when one is not what the checkpoint was trained on. A collective call."""
+    """Raise ConfigError if a frozen weight differs from the checkpoint's. A collective call."""
     found = fingerprints({name: own[name] for name in saved if name in own}, sum_floats)
     different = [name for name, value in found.items() if value != saved[name]]
     if different:
-        more = f", like {len(different) - 1} more" if len(different) > 1 else ""
+        more = f" (so do {len(different) - 1} more)" if len(different) > 1 else ""
         rule = (
-            f"is frozen and not what {folder} was trained on{more}, which has only what was "
-            "trained (checkpoint.contents)"
+            f"is frozen and differs from the base weights of {folder}{more}, which holds trained "
+            "weights only (checkpoint.contents)"
         )
-        remedy = "make the model from the same base weights, or start a new run"
+        remedy = "build the model from the same base weights, or start a new run"
         name = different[0].removeprefix("model.")
         raise ConfigError([Problem(name, rule, remedy, has_value=False)])
 
 
 def _mark(tensor: torch.Tensor) -> tuple[int, bytes]:
-    """Changes whenever a tensor does: torch's own count, and some values for what it does not."""
+    """Return a mark that changes with the tensor: torch's version counter and sampled values."""
     own = own_part(tensor).detach()
     some = own.reshape(-1)[:: max(1, own.numel() // _SAMPLED)]
     return version_of(tensor), some.cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def _own_sum(tensor: torch.Tensor) -> int:
-    """What this rank holds: each element's bits times a number for its place, modulo 2⁶⁴."""
+    """Sum this rank's part: each element's bits times a weight for its position, modulo 2⁶⁴."""
     local, offsets = own_part(tensor).detach(), [0] * tensor.dim()
     if isinstance(tensor, DTensor):
         _, where = compute_local_shape_and_global_offset(
@@ -121,7 +121,7 @@ def _weighted_sum(local: torch.Tensor, offsets: Sequence[int]) -> int:
 
 
 def _weights(dim: int, start: int, size: int, device: torch.device) -> torch.Tensor:
-    """Odd numbers, as if drawn by lot, for places along a dimension."""
+    """Return pseudo-random odd numbers for positions along a dimension."""
     places = torch.arange(start, start + size, dtype=torch.int64, device=device)
     mixed = (places + 1 + (dim << 48)) * 0x1E3779B97F4A7C15
     mixed = (mixed ^ (mixed >> 29)) * 0x3F58476D1CE4E5B9

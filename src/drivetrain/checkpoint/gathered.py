@@ -1,6 +1,6 @@
-"""A training state that an engine keeps to itself, and gives out and takes back by name.
+"""The training state of an engine that keeps it internally and exports and imports it by name.
 
-Reading a checkpoint fills tensors made for it; the engine is given them once all are there.
+Loading a checkpoint fills temporary tensors, which are passed to the engine once all are read.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _MODEL, _OPTIMIZER = "model.", "optimizer."
 
 @dataclass(kw_only=True)
 class GatheredState(TrainingState):
-    """`TrainingState` of a run whose optimizer steps on pieces that have no names."""
+    """`TrainingState` of a run whose optimizer works on unnamed shards."""
 
     keeper: EngineStep
     _targets: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def load_targets(self) -> dict[str, torch.Tensor]:
-        """Made for the occasion; `restore` hands them on."""
+        """Return temporary tensors, which `restore` passes to the engine."""
         tensors, _ = self._split(self.keeper.optimizer_state(make=True))
         self._targets = {**self.model_tensors(), **tensors}
         return dict(self._targets)
 
     def restore(self, values: Values, own: Mapping[str, Any]) -> None:
-        """Everything, tensors included."""
+        """Restore everything, tensors included."""
         optimizer = values.get("optimizer", {"values": {}})
         plain_state = optimizer["values"]
         rest = {"optimizer": {**optimizer, "values": {}}} if "optimizer" in values else {}
@@ -42,7 +42,7 @@ class GatheredState(TrainingState):
         self._targets = {}
 
     def forget(self, names: list[str]) -> None:
-        """What the checkpoint does not have stays as it was made: zeros."""
+        """Leave state that the checkpoint does not have as it was created: zeros."""
         for name in names:
             del self._targets[name]
 

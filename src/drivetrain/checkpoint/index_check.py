@@ -1,9 +1,9 @@
-"""Is a checkpoint's index one that Drivetrain wrote? Pure, and without torch.
+"""Check that a checkpoint's index is one that Drivetrain could have written. Pure, without torch.
 
-Checksums find damage; they do not find an index that somebody made to be wrong. Each piece must lie
-in a file of the checkpoint, or in one that its manifest refers to, inside it, on bytes of its own,
-and the pieces of a tensor must be all of it: what two pieces claimed or none did would be loaded as
-something else than was trained.
+Checksums detect damage, but not an index that was manipulated. Each piece must be within a file of
+the checkpoint, or within one that its manifest refers to, and must not share bytes with another
+piece. The pieces of a tensor must cover it exactly: if two pieces overlapped or a part was missing,
+other weights would be loaded than were trained.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from drivetrain.core.bounded import parse_json
 
 NAME = "index.json"
 MOST_INDEX_BYTES = 8 << 30
-"""Tens of millions of pieces."""
+"""Enough for tens of millions of pieces."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _BITS = re.compile(r"\D*?(\d+)\D*")
 _BYTES = {"bool": 1, "half": 2, "float": 4, "double": 8, "short": 2, "int": 4, "long": 8}
@@ -27,9 +27,9 @@ Box = tuple[Sequence[int], Sequence[int]]
 
 
 def read_index(data: bytes, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The document, checked against the checkpoint's files and their sizes in bytes."""
+    """Parse the index, and check it against the checkpoint's files and their sizes in bytes."""
     try:
-        # one document, or a line for each rank that has written some of it
+        # one document, or one line per rank that wrote pieces
         lines = data.split(b"\n") if b"}\n{" in data else [data]
         tensors = merged(map(parse_json, lines))
         taken: dict[str, list[tuple[int, int]]] = {}
@@ -47,7 +47,7 @@ def read_index(data: bytes, sizes: Mapping[str, int]) -> dict[str, Any]:
 
 
 def merged(documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Pieces of the same tensors, from several ranks; ValueError when they are not of one form."""
+    """Merge several ranks' pieces by tensor; ValueError if shapes or dtypes differ."""
     found: dict[str, Any] = {}
     for document in documents:
         for name, entry in document.items():
@@ -55,7 +55,7 @@ def merged(documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             if known is entry:
                 continue
             if any(known[key] != entry[key] for key in ("dtype", "size")):
-                raise ValueError(f"{name} has two forms")
+                raise ValueError(f"{name} has two shapes or dtypes")
             known["chunks"] += entry["chunks"]
     return found
 
@@ -70,21 +70,19 @@ def _check_tensor(
     for offsets, lengths, file, start, length, crc32, *digest in entry["chunks"]:
         box = _numbers(offsets, len(whole)), _numbers(lengths, len(whole))
         if any(at + size > most for at, size, most in zip(*box, whole, strict=True)):
-            raise DamagedCheckpoint(f"{NAME} lists a piece of {name} outside of it")
+            raise DamagedCheckpoint(f"{NAME} lists a piece outside of the shape of {name}")
         if not isinstance(file, str) or file not in sizes:
-            raise DamagedCheckpoint(
-                f"{NAME}: {name} lies in {file!r}, not a file of this checkpoint"
-            )
+            raise DamagedCheckpoint(f"{NAME}: {name} is in {file!r}, not a file of this checkpoint")
         if not _is_within(start, length, sizes[file]):
             raise DamagedCheckpoint(f"{NAME} lists a piece of {name} outside of {file}")
         if not _fits(entry["dtype"], math.prod(box[1]), length):
-            raise DamagedCheckpoint(f"{NAME} gives {name} a wrong form")
+            raise DamagedCheckpoint(f"{NAME} gives the wrong size for {name}")
         _check_sums(name, crc32, digest)
         boxes.append(box)
         if length:
             taken.setdefault(file, []).append((start, start + length))
     if sum(math.prod(lengths) for _, lengths in boxes) != math.prod(whole):
-        raise DamagedCheckpoint(f"{NAME} lists pieces of {name} that do not make up the whole")
+        raise DamagedCheckpoint(f"{NAME} lists pieces that do not cover the whole of {name}")
     if _overlap(boxes):
         raise DamagedCheckpoint(f"{NAME} lists pieces of {name} that overlap")
 
@@ -93,14 +91,14 @@ def _check_sums(name: str, crc32: Any, digest: Sequence[Any]) -> None:
     if not isinstance(crc32, str):
         raise TypeError(f"{name} has no checksum")
     if digest and (len(digest) > 1 or not _DIGEST.fullmatch(digest[0])):
-        raise ValueError(f"{name} has a digest that is none")
+        raise ValueError(f"{name} has an invalid digest")
 
 
 def _numbers(values: Any, count: int | None = None) -> list[int]:
     if not isinstance(values, list) or any(type(each) is not int or each < 0 for each in values):
-        raise ValueError(f"{values!r} is no shape")
+        raise ValueError(f"{values!r} is not a shape")
     if count is not None and len(values) != count:
-        raise ValueError(f"{values!r} has not {count} dimensions")
+        raise ValueError(f"{values!r} does not have {count} dimensions")
     return values
 
 
@@ -110,19 +108,19 @@ def _is_within(start: Any, length: Any, size: int) -> bool:
 
 
 def _fits(dtype: Any, count: int, length: int) -> bool:
-    """Whether so many numbers take so many bytes; a format that is not known here may."""
+    """True if `count` numbers take `length` bytes, or if the dtype has less than 8 bits."""
     if not isinstance(dtype, str):
-        raise TypeError(f"{dtype!r} is no number format")
+        raise TypeError(f"{dtype!r} is not a dtype")
     bits = _BITS.fullmatch(dtype.partition("_")[0])
     if dtype in _BYTES:
         return count * _BYTES[dtype] == length
     if bits is None or dtype.startswith(("q", "bits")):
-        raise ValueError(f"{dtype} is no number format")
+        raise ValueError(f"{dtype} is not a dtype")
     return int(bits[1]) < 8 or count * int(bits[1]) == length * 8
 
 
 def _overlap(boxes: Iterable[Box]) -> bool:
-    """Sweeps along the dim with the most beginnings: there few are open at a time."""
+    """True if boxes overlap. Sweeps along the dim with the most distinct offsets."""
     filled = [box for box in boxes if math.prod(box[1])]
     if len(filled) < 2:
         return False
@@ -134,7 +132,7 @@ def _overlap(boxes: Iterable[Box]) -> bool:
 
 
 def _neighbours(boxes: list[Box], dim: int) -> Iterator[tuple[Box, Box]]:
-    """Pairs that are open at the same time along a dim."""
+    """Yield pairs of boxes whose ranges along `dim` overlap."""
     open_boxes: list[Box] = []
     for box in sorted(boxes, key=lambda each: each[0][dim]):
         at = box[0][dim]

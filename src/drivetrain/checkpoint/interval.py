@@ -1,7 +1,7 @@
-"""How often to save: the interval that loses the least, after Young and Daly.
+"""How often to save: the interval that loses the least time, after Young and Daly.
 
-Saving often costs time at every save; saving seldom costs redone work at every failure. With a save
-that costs C seconds and a failure every M seconds the best interval is near √(2·C·M).
+Frequent saves cost time at every save; rare saves cost repeated work at every failure. If a save
+costs C seconds and a failure happens every M seconds, the best interval is near √(2·C·M).
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-# Before a run has failed, nobody knows how often it will: the field's published large runs failed
-# every few hours.
+# The failure rate of a run that has not failed yet is unknown: published large runs failed every
+# few hours.
 PRIOR_BETWEEN_FAILURES_S = 4 * 3600.0
 MOST_BETWEEN_SAVES_S = 1800.0
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Steps between saves, and why."""
+    """The steps between saves, and the reason."""
 
     steps: int
     why: str
@@ -26,10 +26,10 @@ class Interval:
 def best_interval(
     save_s: float, step_s: float, num_failures: int, running_s: float, beside_s: float = 0.0
 ) -> Interval:
-    """The number of steps between saves.
+    """Return the number of steps between saves.
 
-    `save_s` is what a save costs the steps, `beside_s` how long it goes on beside them; a save
-    should be through well before the next begins.
+    `save_s` is how long a save blocks the steps, `beside_s` how long it runs beside them; a save
+    should finish well before the next one starts.
     """
     between_s = (PRIOR_BETWEEN_FAILURES_S + running_s) / (1 + num_failures)
     cost_s = max(save_s, 1e-3)

@@ -1,4 +1,4 @@
-"""Locate: from what a person types to the folder where checkpoints lie.
+"""Locate: find the folder of checkpoints for an address that a user types.
 
 A run's directory, a folder of checkpoints, one checkpoint, or any of these at an fsspec address.
 """
@@ -21,18 +21,18 @@ from drivetrain.core.redaction import REMOVED
 
 @dataclass(frozen=True)
 class Located:
-    """A folder with checkpoints, and one of them when one was named."""
+    """A folder of checkpoints, and one checkpoint in it if the address names one."""
 
     storage: Storage
     folder: str | None = None
 
     def entries(self) -> list[Entry]:
-        """What there is, newest first; the one that was named, if one was."""
+        """Return all checkpoints, newest first, or only the named one."""
         found = catalogue.entries(self.storage)
         return [e for e in found if self.folder in (None, e.folder)]
 
     def best_step(self) -> int:
-        """Of the best evaluation, as the newest checkpoint knows it."""
+        """Return the step of the best evaluation, as stored in the newest checkpoint."""
         run = self.choose().values.get("common", {}).get("run", {}).get("value", {})
         step = run.get("best_step") if isinstance(run, dict) else None
         if not isinstance(step, int):
@@ -42,7 +42,7 @@ class Located:
         return step
 
     def choose(self, step: int | None = None) -> Manifest:
-        """The checkpoint of a step, or the newest good one."""
+        """Return the checkpoint of a step, or the newest good one."""
         found = [e for e in self.entries() if step in (None, e.step)]
         good = next((entry.manifest for entry in found if entry.manifest is not None), None)
         if good is not None:
@@ -54,7 +54,7 @@ class Located:
             [
                 Problem(
                     "--step",
-                    f"{self.storage.address} has no checkpoint of this step",
+                    f"{self.storage.address} has no checkpoint for this step",
                     f"choose one of {', '.join(map(str, steps))}",
                     step,
                 )
@@ -63,12 +63,12 @@ class Located:
 
 
 def locate(address: str) -> Located:
-    """Where the checkpoints are that somebody means; ConfigError when there are none."""
+    """Find the checkpoints at an address; raise ConfigError if there are none."""
     try:
         found = _search(address)
     except DrivetrainError:
         raise
-    except Exception as error:  # a store's errors have types that only its own library knows
+    except Exception as error:  # the error types of a store are defined in its own library
         reason = str(error).strip().splitlines() or [type(error).__name__]
         rule = f"cannot be listed ({reason[0]})"
         remedy = "check the address, and the credentials and endpoint in the environment"
@@ -78,7 +78,7 @@ def locate(address: str) -> Located:
             "give a run's directory, a folder of checkpoints, one checkpoint, or an address like "
             "s3://bucket/run"
         )
-        raise ConfigError([Problem("checkpoints", "there are none", remedy, address)])
+        raise ConfigError([Problem("checkpoints", "no checkpoints found", remedy, address)])
     return found
 
 
@@ -93,8 +93,8 @@ def _search(address: str) -> Located | None:
 
 
 def damaged(folder: str, problem: DamagedCheckpoint | str) -> DrivetrainError:
-    """What to tell somebody who wants to use a checkpoint that cannot be used."""
-    remedy = "`drivetrain checkpoint verify` finds the good ones, --step chooses one"
+    """Return the error for a checkpoint that cannot be used."""
+    remedy = "run `drivetrain checkpoint verify` to find the good ones, and choose one with --step"
     return DrivetrainError(str(Problem(folder, str(problem), remedy, has_value=False)))
 
 
@@ -108,7 +108,7 @@ def _candidates(address: str) -> Iterator[Storage]:
 
 
 def _directory_of_run(run: Storage) -> str | None:
-    """Where a run was told to put its checkpoints (`checkpoint.directory`)."""
+    """Return the `checkpoint.directory` of a run, if it was set."""
     if run.size("run.yaml") is None:
         return None
     where = f"{run.address}/run.yaml"
@@ -116,9 +116,11 @@ def _directory_of_run(run: Storage) -> str | None:
         config = parse_yaml(run.read("run.yaml", length=SMALL_BYTES))["config"]
         directory = config["checkpoint"]["directory"]
     except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
-        raise DamagedRun(f"{where}: names no folder of checkpoints ({one_line(error)})") from None
+        raise DamagedRun(
+            f"{where}: does not name a checkpoint folder ({one_line(error)})"
+        ) from None
     if isinstance(directory, str) and REMOVED in directory:
-        rule = "the password of its checkpoints' address is not written down with the run"
-        remedy = "give the address of the checkpoints themselves"
+        rule = "the run does not store the password of this address"
+        remedy = "pass the address of the checkpoints instead of the run"
         raise ConfigError([Problem("checkpoint.directory", rule, remedy, directory)])
     return None if directory is None else followed(f"{where}: checkpoint.directory", directory)

@@ -1,7 +1,7 @@
-"""The manifest: a checkpoint exists once this file does, and it says everything about it.
+"""The manifest: a checkpoint exists once this file does, and it describes the checkpoint.
 
-It is written last, at once, and lists every other file with its size and checksum. Whatever is not
-in a manifest is not part of a checkpoint.
+It is written last, atomically, and lists every other file with its size and checksum. A file that
+is not in the manifest is not part of the checkpoint.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from drivetrain.core.bounded import parse_json
 
 FORMAT = 1
 WITH_REFERENCES = 2
-"""The format of what may refer to files of earlier checkpoints; releases before it refuse it."""
+"""Format of checkpoints that may refer to earlier ones' files; older releases refuse it."""
 NAME = "manifest.json"
 _FOLDER = re.compile(r"step-([0-9]+)-a([0-9]+)")
 _DATA = re.compile(r"data-[0-9]{5,}(-unchanged)?\.bin")
@@ -44,59 +44,59 @@ class Reference:
     """A file of an earlier checkpoint that holds bytes of this one; see unchanged.py."""
 
     name: str
-    """From the folder of checkpoints: step-000000200-a1/data-00000.bin."""
+    """Relative to the checkpoint folder: step-000000200-a1/data-00000.bin."""
     size: int
     used_bytes: int
-    """How many of them are this checkpoint's."""
+    """How many of its bytes belong to this checkpoint."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint is."""
+    """The description of a checkpoint."""
 
     step: int
-    """After this many optimizer steps."""
+    """The number of optimizer steps done."""
     attempt: int
-    """Which attempt wrote it."""
+    """The attempt that wrote it."""
     layout: Mapping[str, int]
     """Ranks along each axis."""
     strategy: str
     position: Mapping[str, Any]
-    """Where the data stands: epoch, and samples used so far."""
+    """The position in the data: epoch, and samples used so far."""
     contents: Contents = "everything"
     files: tuple[File, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
-    """All that makes the next step and is not a tensor."""
+    """Everything except tensors that the next step depends on."""
     contract: Mapping[str, Any] = field(default_factory=dict)
-    """What decided the run's numbers; see contract.py."""
+    """The settings that determine the run's results; see contract.py."""
     versions: Mapping[str, str] = field(default_factory=dict)
     created_s: float = 0.0
     referred: tuple[Reference, ...] | None = None
-    """None: all of its bytes are its own, as before there were incremental saves."""
+    """None: it refers to no other files, as before incremental saves existed."""
 
     @property
     def folder(self) -> str:
-        """Where it lies: no two attempts ever write to the same place."""
+        """Its folder: no two attempts ever write to the same one."""
         return folder_name(self.step, self.attempt)
 
     @property
     def num_bytes(self) -> int:
-        """Of all files together."""
+        """Total size of its own files."""
         return sum(file.size for file in self.files)
 
     @property
     def num_referred_bytes(self) -> int:
-        """Of it that are in files of earlier checkpoints."""
+        """Bytes of it that are in files of earlier checkpoints."""
         return sum(each.used_bytes for each in self.referred or ())
 
     @property
     def sizes(self) -> dict[str, int]:
-        """In bytes, of every file that the index may name, as it names it."""
+        """Sizes in bytes of every file that the index may name, by the name it uses."""
         own = {file.name: file.size for file in self.files}
         return own | {each.name: each.size for each in self.referred or ()}
 
     def to_json(self) -> bytes:
-        """With a checksum of its own as the last key."""
+        """Serialize it, with a checksum of the manifest itself as the last key."""
         facts = asdict(self)
         if self.referred is None:
             del facts["referred"]
@@ -106,7 +106,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: bytes) -> Manifest:
-        """Read and check it; DamagedCheckpoint when it is not what was written."""
+        """Parse and check it; raise DamagedCheckpoint if it is not what was written."""
         try:
             body = parse_json(data)
             own = body.pop("self_crc32")
@@ -122,16 +122,16 @@ class Manifest:
         try:
             body["files"] = tuple(File(**file) for file in body["files"])
             if ("referred" in body) != (version == WITH_REFERENCES):
-                raise ValueError(f"referred is not as format {version} has it")
+                raise ValueError(f"referred does not match format {version}")
             if version == WITH_REFERENCES:
                 body["referred"] = tuple(Reference(**each) for each in body["referred"])
             return _checked(cls(**body))
         except (KeyError, TypeError, ValueError) as error:
-            raise DamagedCheckpoint(f"{NAME} lacks what it must have ({error})") from error
+            raise DamagedCheckpoint(f"{NAME} is not valid ({error})") from error
 
 
 def _checked(manifest: Manifest) -> Manifest:
-    """Whether every value is of its kind; ValueError names the first that is not."""
+    """Check the type and range of every value; ValueError names the first invalid one."""
     wrong = [
         name
         for name, is_right in {
@@ -152,7 +152,7 @@ def _checked(manifest: Manifest) -> Manifest:
         if not is_right
     ]
     if wrong:
-        raise ValueError(f"{wrong[0]} is not of its kind")
+        raise ValueError(f"{wrong[0]} has an invalid value")
     return manifest
 
 
@@ -169,14 +169,14 @@ def _is_moment(value: Any) -> bool:
 
 
 def _is_file(file: File) -> bool:
-    """A file directly in the checkpoint's folder, whatever else there may be on the machine."""
+    """True if it names a file directly in the checkpoint's folder, never one elsewhere."""
     has_name = isinstance(file.name, str) and _FILE.fullmatch(file.name) is not None
     has_sum = isinstance(file.crc32, str) and len(file.crc32) == 8
     return has_name and _is_count(file.size) and has_sum
 
 
 def _are_references(manifest: Manifest) -> bool:
-    """Data files of other checkpoints beside this one, and of nothing else; each once."""
+    """True if they are data files of this run's other checkpoints, each listed once."""
     referred = manifest.referred or ()
     names = {each.name for each in referred if isinstance(each.name, str)}
     return len(names) == len(referred) and all(
@@ -196,21 +196,21 @@ def _is_data_file(name: str, own_folder: str) -> bool:
 
 
 def folder_name(step: int, attempt: int) -> str:
-    """A checkpoint's folder; names sort by step."""
+    """Return a checkpoint's folder name; names sort by step."""
     return f"step-{step:09d}-a{attempt}"
 
 
 def parse_folder(name: str) -> tuple[int, int] | None:
-    """(step, attempt) of a checkpoint's folder; None for anything else."""
+    """Return (step, attempt) of a checkpoint's folder; None for any other name."""
     match = _FOLDER.fullmatch(name)
     return None if match is None else (int(match[1]), int(match[2]))
 
 
 def fingerprint(body: Mapping[str, Any]) -> str:
-    """The checksum of a JSON object, however it is written."""
+    """Return the checksum of a JSON object, independent of its formatting."""
     return checksum(json.dumps(body, sort_keys=True).encode())
 
 
 def checksum(data: bytes | memoryview) -> str:
-    """CRC-32 in hex: finds damage, at several gigabytes a second."""
+    """Return the CRC-32 in hex: it detects damage at several gigabytes per second."""
     return f"{zlib.crc32(data):08x}"

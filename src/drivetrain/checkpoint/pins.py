@@ -1,7 +1,7 @@
-"""Pins: a checkpoint that another run is to begin with stays until that one has its own.
+"""Pins: keep a checkpoint that another run will start from until that run has its own.
 
-A pin is a file beside the checkpoint, named after both, so that whoever can list the folder knows
-of it. It is set while the run rests; a run that is writing may be deleting the checkpoint already.
+A pin is a file beside the checkpoint, named after both, so listing the folder shows it. Pin only
+while the run is not writing; a running run may already be deleting the checkpoint.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PIN = re.compile(r"pin-(step-[0-9]+-a[0-9]+)-by-([A-Za-z0-9._-]+)\.json")
 
 
 def pin(storage: Storage, folder: str, holder: str) -> None:
-    """Keep a checkpoint for `holder`; DamagedCheckpoint when it is not there any more."""
+    """Pin a checkpoint for `holder`; raise DamagedCheckpoint if it no longer exists."""
     facts = {"holder": holder, "host": socket.gethostname(), "time_s": time.time()}
     storage.create(_name(folder, holder), json.dumps(facts).encode())
     if storage.size(f"{folder}/{NAME}") is None:
@@ -27,12 +27,12 @@ def pin(storage: Storage, folder: str, holder: str) -> None:
 
 
 def release(storage: Storage, folder: str, holder: str) -> None:
-    """Let it go the way of others; nothing happens when it is not pinned."""
+    """Remove the pin, if there is one."""
     storage.remove(_name(folder, holder))
 
 
 def pinned(storage: Storage) -> dict[str, list[str]]:
-    """Folders that must stay, and for whom."""
+    """Return the pinned folders and their holders."""
     found: dict[str, list[str]] = {}
     for name in storage.names():
         if match := _PIN.fullmatch(name):

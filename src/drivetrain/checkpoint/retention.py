@@ -1,4 +1,4 @@
-"""Which checkpoints to keep. Pure: from steps and scores to what may go."""
+"""Which checkpoints to keep: a pure function of steps and scores."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from drivetrain.config.schema import Checkpoint
 def outdated(
     steps: Sequence[int], rule: Checkpoint, scores: Mapping[int, float] | None = None
 ) -> list[int]:
-    """The steps whose checkpoints may be deleted; `scores` are of the metric to keep the best of.
+    """Return the steps whose checkpoints may be deleted; `scores`: `keep_best`'s metric by step.
 
-    The newest always stays.
+    The newest checkpoint is always kept.
     """
     newest_first = sorted(set(steps), reverse=True)
     kept = set(newest_first[: max(rule.keep_last, 1)])

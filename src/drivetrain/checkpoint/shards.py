@@ -1,8 +1,8 @@
 """Shards: how torch's distributed checkpointing reads and writes our files.
 
-torch says which pieces a rank holds, and re-shards on load; who writes what several hold is settled
-in `sharing`. Pieces go to one file per rank, raw, with a checksum each, and come back checked.
-Tensors only.
+torch determines which pieces a rank holds, and re-shards on load; `sharing` decides which rank
+writes a piece that several hold. Each rank writes its raw pieces to one file, with a checksum per
+piece that is verified on load. Tensors only.
 """
 
 from __future__ import annotations
@@ -69,21 +69,21 @@ _AT_ONCE = 16 << 20
 
 
 class SharePlanner(DefaultSavePlanner):
-    """Torch's plan of what this rank holds, less what others write."""
+    """Torch's plan for this rank's pieces, without those that other ranks write."""
 
     def __init__(self, sharing: Sharing) -> None:
         super().__init__(flatten_state_dict=False)
         self._sharing = sharing
 
     def create_local_plan(self) -> SavePlan:
-        """The pieces of this rank. A collective call."""
+        """Plan the pieces that this rank writes. A collective call."""
         items = super().create_local_plan().items
         mine = self._sharing.of([_held(item) for item in items])
         self.plan = SavePlan([item for item, is_mine in zip(items, mine, strict=True) if is_mine])
         return self.plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Of this rank alone: that its pieces are not the whole is no mistake."""
+        """Plan this rank only, without torch's check that the pieces cover the whole tensors."""
         self.global_plan, self.metadata = create_default_global_save_plan(all_plans)
         return self.global_plan, self.metadata
 
@@ -115,10 +115,10 @@ def _described(item: WriteItem) -> TensorWriteData:
 
 
 class ShardWriter(StorageWriter):
-    """One rank's file. Rank 0 of the group hears what each has written, adds the index and commits.
+    """Writes one rank's file. Rank 0 of the group collects the results, adds the index and commits.
 
-    A rank that cannot write says so there, and then all of them have failed. With a `base`, pieces
-    that it has are not written.
+    If one rank reports that it cannot write, the save fails on all ranks. Pieces that are in `base`
+    are not written again.
     """
 
     def __init__(
@@ -132,11 +132,11 @@ class ShardWriter(StorageWriter):
         base: Base | None = None,
     ) -> None:
         self.base: Base | None = None
-        """What the checkpoint has of this rank, once it is there: the next one's base."""
+        """This rank's pieces, once the checkpoint exists: the base of the next save."""
         self.written_bytes: int | None = None
-        """By all ranks together, once it is there."""
+        """Bytes written by all ranks, once the checkpoint exists."""
         self.referred_bytes: int | None = None
-        """Of all ranks together, in files of earlier checkpoints."""
+        """Bytes of all ranks that are in files of earlier checkpoints."""
         self._unchanged = None if base is None else Unchanged(storage, base, folder)
         self._next_base = Base()
         self._used: list[tuple[str, int, int]] = []
@@ -153,24 +153,24 @@ class ShardWriter(StorageWriter):
         """A writer serves one checkpoint."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing to prepare: folders come with the first file."""
+        """Nothing to prepare: the folder is created with the first file."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """As planned."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """As planned."""
+        """Return the plan unchanged."""
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """All of this rank's pieces, one after the other."""
+        """Write this rank's pieces one after the other."""
         done: Future[list[WriteResult]] = Future()
         written: list[WriteResult] = []
         try:
             if plan.items:
                 written = self._write(plan.items, planner)
-        except Exception as error:  # the others wait to be told
+        except Exception as error:  # `finish` reports it to the other ranks, which are waiting
             self._problem = reason(error)
         done.set_result(written)
         return done
@@ -218,7 +218,7 @@ class ShardWriter(StorageWriter):
         return pieces
 
     def _known(self, items: Sequence[WriteItem], pieces: Mapping[int, Piece]) -> Base:
-        """What the next save may refer to, and what this one does."""
+        """Return the base of the next save, and note what this save refers to."""
         known: dict[Form, Piece] = {}
         sizes = {path_of(self._folder, file.name): file.size for file in self._files}
         for number, piece in pieces.items():
@@ -231,7 +231,7 @@ class ShardWriter(StorageWriter):
         return Base(known, sizes)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Once every rank's file is safe: the index, then the commit. A collective call."""
+        """Write the index and commit, once every rank's file is durable. A collective call."""
         own = self._told(metadata, results)
         if self._group is not None and dist.get_rank(self._group):
             send_to_first(own, self._group)
@@ -247,7 +247,7 @@ class ShardWriter(StorageWriter):
         self.base = self._next_base
 
     def _told(self, metadata: Metadata, results: list[list[WriteResult]]) -> bytes:
-        """What rank 0 hears of this one: how it went, its files, and a line for the index."""
+        """Return this rank's report to rank 0: its problem, its files, and a line of the index."""
         files = [astuple(file) for file in self._files]
         used = [astuple(each) for each in references(self._used)]
         head = json.dumps([self._problem, files, used]).encode()
@@ -255,7 +255,7 @@ class ShardWriter(StorageWriter):
         return head + b"\n" + (b"{}" if self._problem else tensor_index.to_json(metadata, pieces))
 
     def _conclude(self, own: bytes) -> list[Any]:
-        """The kind of failure, if it is one, and what to say of it; bytes written, and referred."""
+        """Return [kind of failure or "", message, bytes written, bytes referred to]."""
         problems: list[str] = []
         files: list[File] = []
         used: list[tuple[str, int, int]] = []
@@ -281,7 +281,7 @@ class ShardWriter(StorageWriter):
         except lineage.StaleAttempt as error:
             return ["stale", str(error), 0, 0]
         except Exception as error:
-            for _ in heard:  # the others have something to say before they listen
+            for _ in heard:  # the other ranks send their reports before they receive the outcome
                 pass
             return ["failed", problems[0] if problems else reason(error), 0, 0]
         return ["", "", sum(f.size for f in files), sum(r.used_bytes for r in referred)]
@@ -294,12 +294,12 @@ class ShardWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003
-        """Never chosen by torch, always by us."""
+        """Reject every id: Drivetrain creates this class itself."""
         return False
 
 
 class ShardReader(StorageReader):
-    """Reads pieces and holds each to its checksum; a wrong one is never copied anywhere."""
+    """Reads pieces and verifies their checksums; a damaged piece is never copied anywhere."""
 
     def __init__(self, storage: Storage, manifest: Manifest) -> None:
         self._storage = storage
@@ -313,7 +313,7 @@ class ShardReader(StorageReader):
         """A reader serves one checkpoint."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ARG002
-        """The index."""
+        """Return the index."""
         if self._metadata is None:
             data = self._storage.read(f"{self._folder}/{tensor_index.NAME}", most=MOST_INDEX_BYTES)
             if self._index is None or checksum(data) != self._index.crc32:
@@ -328,19 +328,19 @@ class ShardReader(StorageReader):
         *args: Any,  # noqa: ARG002
         **kwargs: Any,  # noqa: ARG002
     ) -> None:
-        """The index that was read."""
+        """Keep the index that was read."""
         self._metadata = metadata
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """As planned."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """As planned."""
+        """Return the plan unchanged."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Each piece is read once, however many parts of it are needed."""
+        """Read each piece once, even if several parts of it are needed."""
         items: dict[MetadataIndex, list[ReadItem]] = {}
         for item in plan.items:
             items.setdefault(item.storage_index, []).append(item)
@@ -361,7 +361,7 @@ class ShardReader(StorageReader):
         return done
 
     def stream(self, index: MetadataIndex) -> Iterator[bytes]:
-        """A stored piece's bytes, some at a time; DamagedCheckpoint behind the last if it is."""
+        """Yield a piece in blocks; raise DamagedCheckpoint after the last if it is damaged."""
         piece: Piece = self.read_metadata().storage_data[index]
         found = 0
         for done in range(0, piece.length, _AT_ONCE):
@@ -381,7 +381,7 @@ class ShardReader(StorageReader):
             raise _wrong(piece, "is missing") from error
 
     def base(self) -> Base:
-        """What this rank has loaded of it, for an incremental save to refer to."""
+        """Return the pieces this rank has loaded, as a base for an incremental save."""
         metadata, pieces = self.read_metadata(), {}
         for index in self._loaded:
             piece: Piece = metadata.storage_data[index]
@@ -393,7 +393,7 @@ class ShardReader(StorageReader):
         return Base(pieces, sizes)
 
     def tensor(self, index: MetadataIndex) -> torch.Tensor:
-        """One stored piece, checked."""
+        """Return one stored piece, verified."""
         metadata = self.read_metadata()
         piece: Piece = metadata.storage_data[index]
         described, chunk = self._chunk(index)
@@ -402,7 +402,7 @@ class ShardReader(StorageReader):
             raise _wrong(piece, f"is damaged at {index.fqn}")
         dtype = described.properties.dtype
         if piece.length != math.prod(chunk.sizes) * dtype.itemsize:
-            raise DamagedCheckpoint(f"{tensor_index.NAME} gives {index.fqn} a wrong form")
+            raise DamagedCheckpoint(f"{tensor_index.NAME} gives the wrong size for {index.fqn}")
         if not data:
             return torch.empty(chunk.sizes, dtype=dtype)
         return torch.frombuffer(bytearray(data), dtype=dtype).reshape(chunk.sizes)
@@ -418,7 +418,7 @@ class ShardReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003
-        """Never chosen by torch, always by us."""
+        """Reject every id: Drivetrain creates this class itself."""
         return False
 
 

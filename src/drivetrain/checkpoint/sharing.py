@@ -1,10 +1,10 @@
-"""Who writes which piece, when several ranks hold the same; settled without anybody knowing it all.
+"""Decide which rank writes a piece that several ranks hold, without gathering all plans on one.
 
-torch's own planner gathers every rank's plan on one: ranks × tensors objects in one process. Here a
-piece's name has a home: the rank that its hash falls on. Each rank tells the homes what it holds;
-a home answers who else holds it. All who hold the same set of pieces then divide it among
-themselves, each by itself and all alike. What a rank sends, gets and keeps goes by the pieces it
-holds. It is settled once, and again only when some rank holds something else.
+torch's own planner gathers every rank's plan on one: ranks × tensors objects in one process. Here
+each piece has a home: the rank that the hash of its name selects. Each rank tells the homes which
+pieces it holds, and a home answers which other ranks hold them. The ranks that hold the same set of
+pieces then divide the set by the same deterministic rule. What a rank sends, receives and keeps is
+proportional to the pieces it holds. The result is reused until some rank holds other pieces.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.int64]
 _WORDS = 2
-"""Of a key, 64 bits each: two pieces never share one."""
+"""64-bit words per key, enough that no two pieces share a key."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """A piece that this rank has."""
+    """A piece that this rank holds."""
 
     name: str
     offsets: tuple[int, ...]
@@ -35,7 +35,7 @@ class Held:
 
 
 def keys_of(held: Sequence[Held]) -> Numbers:
-    """A row of numbers for each piece, the same wherever it is held."""
+    """Return one key (a row of integers) per piece, the same on every rank that holds it."""
     digests = b"".join(
         hashlib.blake2b(repr((each.name, each.offsets)).encode(), digest_size=8 * _WORDS).digest()
         for each in held
@@ -44,13 +44,13 @@ def keys_of(held: Sequence[Held]) -> Numbers:
 
 
 def homes_of(keys: Numbers, num_ranks: int) -> Numbers:
-    """The rank that is asked about each."""
+    """Return the home rank of each key."""
     homes: Numbers = (keys[:, 0].view(np.uint64) % np.uint64(num_ranks)).astype(np.int64)
     return homes
 
 
 def answers(keys: Numbers, askers: Numbers) -> Numbers:
-    """What a home says to each asker: its place among the holders, their number, and which set."""
+    """Return per asker: its index among the holders, their number, and an id of their set."""
     if not len(keys):
         return np.zeros((0, 3), np.int64)
     order = np.lexsort((askers, *keys.T))
@@ -67,7 +67,7 @@ def answers(keys: Numbers, askers: Numbers) -> Numbers:
 
 
 def own_share(held: Sequence[Held], keys: Numbers, said: Numbers) -> list[bool]:
-    """Which of its pieces a rank writes: the holders of a set each take as many bytes."""
+    """Return which of its pieces a rank writes; bytes are balanced over the holders of a set."""
     mine = [True] * len(held)
     sets: dict[tuple[int, int], list[int]] = {}
     for index, (_, count, which) in enumerate(said.tolist()):
@@ -83,7 +83,7 @@ def own_share(held: Sequence[Held], keys: Numbers, said: Numbers) -> list[bool]:
 
 
 def _mixed(ranks: Numbers) -> NDArray[np.uint64]:
-    """Numbers whose sums tell sets of ranks apart."""
+    """Return hashes of ranks whose sums identify sets of ranks."""
     value = ranks.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         value = (value ^ (value >> np.uint64(shift))) * np.uint64(factor)
@@ -91,16 +91,16 @@ def _mixed(ranks: Numbers) -> NDArray[np.uint64]:
 
 
 class Sharing:
-    """What one rank writes of what it holds, remembered from save to save."""
+    """Determines which of its pieces a rank writes; the result is cached between saves."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group
         self._known: tuple[bytes, list[bool]] | None = None
         self.num_settled = 0
-        """How often it was settled."""
+        """How often the shares were computed."""
 
     def of(self, held: Sequence[Held]) -> list[bool]:
-        """Whether it writes each. A collective call."""
+        """Return for each piece whether this rank writes it. A collective call."""
         if self._group is None:
             return [True] * len(held)
         keys = keys_of(held)
@@ -125,7 +125,7 @@ class Sharing:
 
 
 def _exchange(rows: Numbers, counts: Numbers, group: dist.ProcessGroup) -> tuple[Numbers, Numbers]:
-    """So many rows to each rank; what came from all of them, and how many from each."""
+    """Send `counts` rows to each rank; return the received rows and their number per rank."""
     got = torch.empty(len(counts), dtype=torch.int64)
     dist.all_to_all_single(got, torch.from_numpy(counts.astype(np.int64)), group=group)
     width = rows.shape[1]
@@ -136,18 +136,18 @@ def _exchange(rows: Numbers, counts: Numbers, group: dist.ProcessGroup) -> tuple
     return numbers, got.numpy()
 
 
-# Texts of any length between the ranks of a group.
+# Byte strings of any length between the ranks of a group.
 
 
 def send_to_first(data: bytes, group: dist.ProcessGroup) -> None:
-    """To the group's rank 0, which asks one after the other."""
+    """Send to the group's rank 0, which receives from one rank after the other."""
     first = dist.get_global_rank(group, 0)
     dist.send(torch.tensor(len(data)), first, group=group)
     dist.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), first, group=group)
 
 
 def receive_from(rank: int, group: dist.ProcessGroup) -> bytes:
-    """From a rank of the group; one text at a time is in memory."""
+    """Receive from a rank of the group."""
     source = dist.get_global_rank(group, rank)
     length = torch.tensor(0)
     dist.recv(length, source, group=group)
@@ -157,7 +157,7 @@ def receive_from(rank: int, group: dist.ProcessGroup) -> bytes:
 
 
 def hear_first(data: bytes, group: dist.ProcessGroup) -> bytes:
-    """What the group's rank 0 says, on every rank."""
+    """Broadcast the bytes of the group's rank 0, and return them on every rank."""
     first = dist.get_global_rank(group, 0)
     length = torch.tensor(len(data))
     dist.broadcast(length, first, group=group)

@@ -1,16 +1,16 @@
 """Staging: a copy of this rank's tensors in host memory, from which they are written.
 
-On the CPU a step waits for the copy and for nothing else. On an accelerator it need not: copies run
-on a stream of their own, into page-locked memory, beside the next step's forward and backward.
-Two orders must hold. Whoever changes the tensors waits for the copies (`before_change`, which
-orders streams and does not block the host), and whoever writes the copies down waits until they
-have arrived (`synchronize_staging`, which blocks the writing thread). What a forward may change by
-itself (running statistics, a teacher's weights: everything that is neither trained nor optimizer
-state) is copied on the steps' own stream.
+On the CPU a step waits for the copy and nothing else. On an accelerator it does not wait: copies
+run on a separate stream, into page-locked memory, beside the next step's forward and backward.
+Two orders must hold. Code that changes the tensors waits for the copies (`before_change`, which
+orders streams and does not block the host), and the thread that writes the copies waits until they
+have arrived (`synchronize_staging`, which blocks that thread). Tensors that a forward pass may
+change (running statistics, a teacher's weights: everything that is neither trained nor optimizer
+state) are copied on the steps' own stream.
 
-A copy is as large as what a rank saves of weights and optimizer state, and there is never more than
-one. On the CPU its memory is given back when the save is over; page-locked memory, which takes long
-to get, is kept from save to save.
+A copy is as large as the weights and optimizer state that a rank saves, and there is never more
+than one. On the CPU its memory is freed after the save; page-locked memory, which is slow to
+allocate, is kept from save to save.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from drivetrain.parallel.parts import own_part
 
 
 class CopyInMemory(AsyncStager):
-    """Torch's interface to it; one save at a time."""
+    """Implements torch's AsyncStager; handles one save at a time."""
 
     _synchronize_after_execute = False
 
@@ -39,18 +39,18 @@ class CopyInMemory(AsyncStager):
         self._kept: dict[str, torch.Tensor] = {}
         self._stream: torch.Stream | None = None
         self._copied: list[torch.Event] = []
-        """Recorded behind the copies under way."""
+        """Events recorded after the pending copies."""
         self._sources: dict[str, tuple[torch.Tensor, int]] = {}
-        """What is being copied, with its version; held, so that its memory is not used again."""
+        """Tensors being copied, with their versions; held so that their memory is not reused."""
         self._looking = Lock()
-        """Weights must not move while the writing thread compares versions."""
+        """Keeps weights unchanged while the writing thread compares versions."""
         self._torn = ""
         self._waits_at_once = False
         self.changes_in_forward: Callable[[str], bool] = lambda _: True
-        """By name: what may change before the next optimizer step."""
+        """By name: whether a tensor may change before the next optimizer step."""
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """The copies, by the same names; under way on an accelerator, done on the CPU."""
+        """Return the copies by the same names: done on the CPU, pending on an accelerator."""
         for name, tensor in state_dict.items():
             kept = self._kept.get(name)
             if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
@@ -65,14 +65,14 @@ class CopyInMemory(AsyncStager):
 
     @property
     def is_copying(self) -> bool:
-        """Whether somebody has yet to wait for the copies."""
+        """True while code that changes the tensors must still wait for the copies."""
         return bool(self._sources)
 
     def before_change(self) -> None:
-        """Weights or optimizer state are about to change: the device copies them first.
+        """Make the device finish the copies before weights or optimizer state change.
 
-        A script that changes weights elsewhere (in its loss, in a hook) would have been too early.
-        That save is given up, and from then on copies are waited for at once.
+        A script that changes weights elsewhere (in its loss, in a hook) changes them too early.
+        Such a save fails, and later saves wait for their copies immediately.
         """
         if not self._sources:
             return
@@ -84,7 +84,7 @@ class CopyInMemory(AsyncStager):
 
     def synchronize_staging(self) -> None:
         """Wait until the copies have arrived. Called by the thread that writes them."""
-        # a new thread is on device 0, where on CUDA the first call takes memory for a context
+        # a new thread uses device 0, where the first CUDA call allocates a context
         use_device(self._accelerator.device)
         for event in self._copied:
             event.synchronize()
@@ -95,16 +95,16 @@ class CopyInMemory(AsyncStager):
 
     @property
     def num_bytes(self) -> int:
-        """Of host memory that the copies take."""
+        """Host memory that the copies take."""
         return sum(own_part(tensor).nbytes for tensor in self._kept.values())
 
     def written(self) -> None:
-        """The save is over."""
+        """Call this after the save. On the CPU it frees the copies."""
         if self._accelerator.is_cpu:
             self.close()
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the copies."""
         self._kept = {}
 
     def _copy_beside(self, staged: dict[str, torch.Tensor], state_dict: dict[str, Any]) -> None:
@@ -147,17 +147,17 @@ class CopyInMemory(AsyncStager):
                 self._can_pin = False
                 cause = str(error).partition("\n")[0]
                 warnings.warn(
-                    f"no page-locked memory for a save's copies ({cause}): steps wait for them",
+                    f"no page-locked memory for checkpoint copies ({cause}): steps wait for them",
                     stacklevel=2,
                 )
         return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Counted up by torch with changes in place.
+    """Return torch's counter of in-place changes.
 
-    A change of a DTensor does not count for its part, nor the other way round. Not counted at all
-    is what goes through `.data`, and the foreach operators on DTensors.
+    A DTensor and its local tensor have separate counters, which are added up here. Changes through
+    `.data`, and by foreach operators on DTensors, are not counted.
     """
     version = tensor._version  # noqa: SLF001 - it has no other name
     if isinstance(tensor, DTensor):
@@ -172,7 +172,7 @@ def _copy(
     *,
     non_blocking: bool,
 ) -> None:
-    """Tensors of all kinds in one call."""
+    """Copy all tensors in one call, whatever their dtypes."""
     chosen = list(names)
     if chosen:
         torch._foreach_copy_(

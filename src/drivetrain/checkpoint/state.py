@@ -1,8 +1,8 @@
-"""Everything that makes the next step, taken apart into tensors and plain values, and put back.
+"""Split everything the next step depends on into tensors and plain values, and restore it.
 
-Tensors are named as in the user's own model, whatever the strategy: `model.<name>` and
-`optimizer.<parameter>.<key>`. What differs between ranks (random streams, a stream's position,
-objects of the user's) is packed into one small tensor per rank.
+Tensors are named as in the user's own model, in every strategy: `model.<name>` and
+`optimizer.<parameter>.<key>`. State that differs between ranks (random states, the position in a
+data stream, the user's objects) is packed into one small tensor per rank.
 """
 
 from __future__ import annotations
@@ -31,44 +31,44 @@ Values = dict[str, Any]
 
 @dataclass
 class TrainingState:
-    """What a run is made of, as the checkpointer sees it."""
+    """The state of a run, as the checkpointer sees it."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
     rank: int = 0
     common: Mapping[str, Stateful] = field(default_factory=dict)
-    """The same on every rank, and plain: a scaler, the position in the run."""
+    """Plain state that is the same on every rank: a scaler, the position in the run."""
     own: Mapping[str, Stateful] = field(default_factory=dict)
-    """Different on every rank."""
+    """State that differs between ranks."""
     is_first_copy: bool = True
-    """Of all ranks with the same part of the model."""
+    """Whether this rank is the first of those that hold the same part of the model."""
     accelerator: Accelerator = field(default_factory=lambda: accelerator_of(torch.device("cpu")))
-    """Whose random stream is part of it."""
+    """The device whose random state is saved."""
     base: FrozenBase | None = None
-    """What need not be saved, where only what is trained is."""
+    """The frozen weights, if only trained weights are saved."""
     users: frozenset[str] = frozenset()
-    """Of `own`, what the user handed over: on another layout every rank gets rank 0's."""
+    """Names in `own` that the user passed: in another layout every rank gets rank 0's."""
     averages: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Kept beside the weights and as they are, by their own names (`ema.<parameter>`)."""
+    """Averages, saved beside the weights under their own names (`ema.<parameter>`)."""
 
     def model_tensors(self) -> dict[str, torch.Tensor]:
-        """Weights and buffers, by the user's names; this rank's part of them."""
+        """Return this rank's part of the weights and buffers, by the user's names."""
         return {f"model.{name}": value for name, value in self._model_state().items()}
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """What this rank contributes to a checkpoint of the weights alone."""
+        """Return what this rank contributes to a weights-only checkpoint."""
         tensors = self.model_tensors()
         if not self.is_first_copy:
-            # running statistics differ between copies; the first one's are the ones that count
+            # running statistics differ between copies; those of the first one are saved
             buffers = {f"model.{name}" for name, _ in self.model.named_buffers()}
             shared = {n for n, t in tensors.items() if n in buffers and not isinstance(t, DTensor)}
             tensors = {name: value for name, value in tensors.items() if name not in shared}
         return tensors
 
     def everything(self) -> tuple[dict[str, torch.Tensor], Values]:
-        """What this rank contributes, and all that is no tensor and the same on every rank."""
-        # the model's first: it puts back shards that an evaluation left gathered, which are what
-        # the optimizer knows
+        """Return this rank's tensors, and the values that are the same on every rank."""
+        # the model first: it restores shards that an evaluation left gathered, and the optimizer
+        # state belongs to the shards
         weights = self.weights()
         state, values = self._optimizer_state()
         groups = [] if self.optimizer is None else saved_groups(self.optimizer)
@@ -78,9 +78,9 @@ class TrainingState:
         return tensors, {"optimizer": {"values": values, "groups": groups}, "common": common}
 
     def changes_in_forward(self) -> Callable[[str], bool]:
-        """Tells by name what may change before the next optimizer step.
+        """Return a test, by name, for tensors that may change before the next optimizer step.
 
-        Weights that are not trained may: a teacher's follow the student's in the forward.
+        Untrained weights may change: a teacher may follow the student in the forward pass.
         """
         parameters = self.model.named_parameters()
         steady = {f"model.{name}" for name, p in parameters if p.requires_grad}
@@ -88,15 +88,15 @@ class TrainingState:
         return lambda name: name not in steady and not name.startswith("optimizer.")
 
     def load_targets(self) -> dict[str, torch.Tensor]:
-        """The tensors in use, to be overwritten in place."""
+        """Return the tensors in use, which are overwritten in place."""
         weights = self.model_tensors()
         state, _ = self._optimizer_state()
         return {**weights, **state, **self.averages}
 
     def restore(self, values: Values, own: Mapping[str, Any]) -> None:
-        """Put back what is not a tensor; of `own`, what there is.
+        """Restore everything that is not a tensor; `own` may be incomplete.
 
-        Without values of an optimizer, the one there is begins anew.
+        Without optimizer values, the current optimizer starts from scratch.
         """
         if self.optimizer is not None and "optimizer" in values:
             if values["optimizer"]["groups"] is not None:
@@ -119,7 +119,7 @@ class TrainingState:
                     raise
 
     def forget(self, names: list[str]) -> None:
-        """Drop optimizer state that the checkpoint does not have: it had not come into being."""
+        """Drop optimizer state that did not exist yet when the checkpoint was saved."""
         if self.optimizer is None:
             return
         by_name = self._parameters()
@@ -168,22 +168,22 @@ def _state_of(thing: Stateful, name: str) -> dict[str, Any]:
 
 
 def own_name(rank: int) -> str:
-    """The name of a rank's own tensor."""
+    """Return the name of a rank's own tensor."""
     return f"rank.{rank:05d}"
 
 
 def is_own(name: str) -> bool:
-    """Whether a tensor is what one rank alone had."""
+    """True if the name is that of a rank's own tensor."""
     return re.fullmatch(r"rank\.\d+", name) is not None
 
 
 def pack(state: Mapping[str, Any]) -> torch.Tensor:
-    """Tensors and plain values as bytes."""
+    """Serialize tensors and plain values to bytes."""
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     buffer.seek(0)
     try:
-        # what cannot be read back without running code must not be found out at a resume
+        # fail now, not at a resume, if it cannot be loaded without running code
         torch.load(buffer, weights_only=True, map_location="meta")
     except pickle.UnpicklingError:
         raise _not_plain(state) from None
@@ -191,19 +191,19 @@ def pack(state: Mapping[str, Any]) -> torch.Tensor:
 
 
 def unpack(packed: torch.Tensor) -> dict[str, Any]:
-    """The same back; `weights_only` runs no code that might hide in it."""
+    """Undo `pack`; `weights_only` never runs code from the data."""
     buffer = io.BytesIO(packed.numpy().tobytes())
     try:
-        # wherever it was: the device it was saved on may have another number here, or be none
+        # to the CPU: the device it was saved on may have another index here, or not exist
         state: dict[str, Any] = torch.load(buffer, weights_only=True, map_location="cpu")
-    except Exception as error:  # whatever torch and zip make of bytes that are something else
+    except Exception as error:  # torch and zip raise many types for invalid bytes
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DamagedCheckpoint(f"a rank's own state cannot be read ({reason})") from error
     return state
 
 
 def _not_plain(state: Mapping[str, Any]) -> ConfigError:
-    """Names the objects whose state needs a pickle."""
+    """Return an error that names the objects whose state needs pickle."""
     guilty = []
     for name, value in state.items():
         buffer = io.BytesIO()
@@ -218,7 +218,7 @@ def _not_plain(state: Mapping[str, Any]) -> ConfigError:
             Problem(
                 f"state_dict of {name}",
                 "cannot be saved without pickle",
-                "let it return numbers, text, lists, dicts and tensors",
+                "return only numbers, strings, lists, dicts and tensors",
                 has_value=False,
             )
             for name in guilty
@@ -227,7 +227,7 @@ def _not_plain(state: Mapping[str, Any]) -> ConfigError:
 
 
 def saved_groups(optimizer: torch.optim.Optimizer) -> list[Values]:
-    """Its parameter groups' settings, as a checkpoint has them."""
+    """Return the parameter groups' settings, as stored in a checkpoint."""
     return [
         {k: plain(v, f"param_groups.{k}") for k, v in group.items() if k != "params"}
         for group in optimizer.param_groups
@@ -242,7 +242,7 @@ def _restore_groups(optimizer: torch.optim.Optimizer, saved: list[Values]) -> No
                     "optimizer",
                     f"has {len(optimizer.param_groups)} parameter groups, the checkpoint has "
                     f"{len(saved)}",
-                    "make the same optimizer that was saved",
+                    "create the same optimizer as in the saved run",
                     type(optimizer).__name__,
                 )
             ]
@@ -257,7 +257,7 @@ def _restore_groups(optimizer: torch.optim.Optimizer, saved: list[Values]) -> No
 
 
 def plain(value: Any, name: str) -> Any:
-    """A value that JSON can hold, or a problem."""
+    """Return the value in a form that JSON can hold, or raise ConfigError."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return value.item()
     if isinstance(value, (bool, int, float, str)) or value is None:
@@ -271,7 +271,7 @@ def plain(value: Any, name: str) -> Any:
             Problem(
                 name,
                 "cannot be saved without pickle",
-                "keep numbers, text, lists, dicts and tensors in an optimizer's state",
+                "keep only numbers, strings, lists, dicts and tensors in an optimizer's state",
                 type(value).__name__,
             )
         ]
@@ -307,7 +307,7 @@ def _restore_random(state: Mapping[str, Any], accelerator: Accelerator) -> None:
 
 
 def _numpy() -> Any:
-    """NumPy, if the process uses it."""
+    """Return NumPy if the process has imported it."""
     import sys
 
     return sys.modules.get("numpy")
@@ -315,15 +315,13 @@ def _numpy() -> Any:
 
 @dataclass
 class Value:
-    """A Stateful made of two functions."""
+    """A Stateful made from a getter and a setter."""
 
     get: Callable[[], Any]
     set: Callable[[Any], None]
 
     def state_dict(self) -> dict[str, Any]:
-        """The value."""
         return {"value": self.get()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The value back."""
         self.set(state["value"])

@@ -1,11 +1,11 @@
 """Storage: a folder, on this machine's file system or at any fsspec address.
 
     storage = storage_at("runs/gpt/checkpoints")      # or "s3://bucket/gpt"
-    storage.put("a/manifest.json", data)              # whole, or not at all
-    storage.create("attempt-00002.json", data)        # False when somebody was first
+    storage.put("a/manifest.json", data)              # atomic
+    storage.create("attempt-00002.json", data)        # False if it exists already
 
-On a file system what was written is on disk, not only in its cache, when a call returns; an object
-store promises that by itself.
+On a file system, written data is on disk, not only in the page cache, when a call returns; an
+object store guarantees that itself.
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 
 class Storage(Protocol):
-    """What a checkpoint needs of a folder. Names are relative, with slashes."""
+    """The operations on a folder that checkpoints need. Names are relative, with slashes."""
 
     address: str
 
     def names(self, folder: str = "") -> list[str]:
-        """What lies directly in a folder; empty when there is none."""
+        """Return the names directly in a folder; empty if the folder does not exist."""
         ...
 
     def size(self, name: str) -> int | None:
-        """In bytes; None when there is no such file."""
+        """Return the size in bytes; None if there is no such file."""
         ...
 
     def read(
         self, name: str, start: int = 0, length: int | None = None, most: int = LARGE_BYTES
     ) -> bytes:
-        """Part of a file, or all of it; DamagedRun when that is more than `most` bytes."""
+        """Read a file or part of it; raise DamagedRun if that is more than `most` bytes."""
         ...
 
     def writing(self, name: str) -> Any:
-        """A context with a binary stream; the file is safe once the context is left."""
+        """Return a context with a binary stream; the file is durable when the context exits."""
         ...
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a file at once: a reader sees all of it or none."""
+        """Write a file atomically: a reader sees all of it or none."""
         ...
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a file unless it exists already."""
+        """Write a file unless it exists; return whether it was written."""
         ...
 
     def remove(self, name: str) -> None:
-        """Delete a file or a folder; nothing happens when it is not there."""
+        """Delete a file or a folder; do nothing if it does not exist."""
         ...
 
 
 def storage_at(address: str | Path) -> Storage:
-    """The storage at an address: a path, or whatever fsspec understands."""
+    """Return the storage at an address: a path, or an fsspec address."""
     text = str(address)
     if "://" not in text or text.startswith("file://"):
         return LocalStorage(Path(text.removeprefix("file://")))
@@ -72,33 +72,31 @@ def storage_at(address: str | Path) -> Storage:
 
 
 class LocalStorage:
-    """A folder of this machine, or of a file system all nodes share."""
+    """A folder on this machine or on a shared file system."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.address = str(self.path)
 
     def names(self, folder: str = "") -> list[str]:
-        """What lies directly in a folder."""
         try:
             return sorted(os.listdir(self.path / folder))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def size(self, name: str) -> int | None:
-        """In bytes."""
         path = self.path / name
         return path.stat().st_size if path.is_file() else None
 
     def read(
         self, name: str, start: int = 0, length: int | None = None, most: int = LARGE_BYTES
     ) -> bytes:
-        """Part of a file, or all of it; regular files only."""
+        """Read a file or part of it; regular files only."""
         return read_bytes(self.path / name, start, length, most)
 
     @contextmanager
     def writing(self, name: str) -> Iterator[BinaryIO]:
-        """A stream whose bytes are on disk when the context is left."""
+        """Yield a stream whose bytes are on disk when the context exits."""
         path = self.path / name
         make_folder(path.parent)
         with open(path, "wb") as file:
@@ -107,14 +105,14 @@ class LocalStorage:
             os.fsync(file.fileno())
 
     def put(self, name: str, data: bytes) -> None:
-        """Beside the file, then renamed over it."""
+        """Write a temporary file next to it, then rename that over the file."""
         path = self.path / name
         with self._finished(path, data) as partial:
             partial.replace(path)
         sync_path(path.parent)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Linked from a finished file, so that nobody reads half of it."""
+        """Link it from a complete file, so that no reader sees half of it."""
         path = self.path / name
         with self._finished(path, data) as partial:
             try:
@@ -129,7 +127,7 @@ class LocalStorage:
         return True
 
     def _create_without_links(self, path: Path, data: bytes) -> bool:
-        """Only one can, on a real file system; a mounted object store may let two."""
+        """Create it exclusively; a mounted object store may let two processes succeed."""
         try:
             with path.open("xb") as file:
                 file.write(data)
@@ -138,8 +136,8 @@ class LocalStorage:
         except FileExistsError:
             return False
         warnings.warn(
-            f"{self.address} has no hard links: if it is an object store that was mounted, two "
-            f"launchers could both take {path.name}; start them one at a time",
+            f"{self.address} does not support hard links: if it is a mounted object store, two "
+            f"launchers could both create {path.name}; start them one at a time",
             stacklevel=2,
         )
         sync_path(path.parent)
@@ -147,24 +145,23 @@ class LocalStorage:
 
     @contextmanager
     def _finished(self, path: Path, data: bytes) -> Iterator[Path]:
-        """A file beside the one that is meant, complete and on disk."""
+        """Yield a temporary file next to `path`, complete and on disk."""
         with beside(path) as partial:
             with self.writing(str(partial.relative_to(self.path))) as file:
                 file.write(data)
             yield partial
 
     def remove(self, name: str) -> None:
-        """Delete a file or a folder."""
         path = self.path / name
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         elif path.exists():
             path.unlink(missing_ok=True)
-            sync_path(path.parent)  # what is deleted next must not be gone before it
+            sync_path(path.parent)  # a later deletion must not reach the disk before this one
 
 
 class RemoteStorage:
-    """An object store, or anything else fsspec reaches. A put is atomic there by itself."""
+    """An object store, or any other fsspec file system, where a put is already atomic."""
 
     def __init__(self, address: str) -> None:
         self.address = address.rstrip("/")
@@ -175,7 +172,6 @@ class RemoteStorage:
         return f"{self._root}/{name}" if name else self._root
 
     def names(self, folder: str = "") -> list[str]:
-        """What lies directly in a folder."""
         self._fs.invalidate_cache()
         try:
             found = self._fs.ls(self._at(folder), detail=False)
@@ -186,7 +182,6 @@ class RemoteStorage:
         return sorted(path.rpartition("/")[2] for path in names if path != own)
 
     def size(self, name: str) -> int | None:
-        """In bytes."""
         self._fs.invalidate_cache()
         try:
             size = self._fs.info(self._at(name))["size"]
@@ -197,9 +192,9 @@ class RemoteStorage:
     def read(
         self, name: str, start: int = 0, length: int | None = None, most: int = LARGE_BYTES
     ) -> bytes:
-        """Part of a file, or all of it; one request for a part, two for a whole."""
+        """Read a file or part of it; one request for a part, two for a whole file."""
         if length == 0:
-            return b""  # a range of no bytes cannot be asked for
+            return b""  # stores reject an empty range
         if length is None and (self.size(name) or 0) - start > most:
             raise DamagedRun(f"{self.address}/{name}: too large; it is not what Drivetrain wrote")
         end = None if length is None else start + length
@@ -207,7 +202,7 @@ class RemoteStorage:
 
     @contextmanager
     def writing(self, name: str) -> Iterator[BinaryIO]:
-        """A stream that becomes an object when the context is left without an error."""
+        """Yield a stream that becomes an object if the context exits without an error."""
         stream = self._fs.open(self._at(name), "wb")
         try:
             yield cast(BinaryIO, stream)
@@ -217,11 +212,10 @@ class RemoteStorage:
         stream.close()
 
     def put(self, name: str, data: bytes) -> None:
-        """One request."""
         self._fs.pipe_file(self._at(name), data)
 
     def create(self, name: str, data: bytes) -> bool:
-        """By the store's own condition where it has one (If-None-Match)."""
+        """Use the store's conditional write (If-None-Match) where it has one."""
         if self.size(name) is not None:
             return False
         if not _knows_conditions(self._fs):
@@ -233,7 +227,7 @@ class RemoteStorage:
         except FileExistsError:
             return False
         try:
-            self._put_new(name, data)  # the same bytes: a store that heeds the condition refuses
+            self._put_new(name, data)  # the same bytes: a store that honours the condition refuses
         except FileExistsError:
             return True
         self._warn_of_two(name)
@@ -244,9 +238,10 @@ class RemoteStorage:
 
     def _warn_of_two(self, name: str) -> None:
         warnings.warn(
-            f"{self.address}: this store does not refuse to create {name} twice, so two launchers "
-            "that begin at the same moment could take the same number; start one at a time, or "
-            "use a store with conditional writes (pip install -U fsspec and the store's library)",
+            f"{self.address}: this store cannot create {name} only if it does not exist, so two "
+            "launchers that start at the same moment could claim the same attempt; start one at a "
+            "time, or use a store with conditional writes (pip install -U fsspec and the store's "
+            "library)",
             stacklevel=3,
         )
 
@@ -259,12 +254,12 @@ class RemoteStorage:
 
 
 def _knows_conditions(fs: Any) -> bool:
-    """Whether its library can ask the store to create a file only if there is none."""
+    """True if the library supports creating a file only if it does not exist."""
     from fsspec.spec import AbstractFileSystem
 
     kind = type(fs)
     method = kind._pipe_file if hasattr(kind, "_pipe_file") else kind.pipe_file  # noqa: SLF001
-    # fsspec's own looks first and writes then, which lets two through
+    # fsspec's default checks first and then writes, so two processes can both succeed
     is_own = method is not AbstractFileSystem.pipe_file
     return is_own and "mode" in inspect.signature(method).parameters
 
@@ -276,7 +271,7 @@ def _open_store(address: str) -> tuple[Any, str]:
         store: tuple[Any, str] = fsspec.core.url_to_fs(address)
     except ImportError as error:
         is_s3 = address.startswith(("s3://", "s3a://"))
-        remedy = "pip install 'drivetrain[s3]'" if is_s3 else "install what is named"
+        remedy = "pip install 'drivetrain[s3]'" if is_s3 else "install the package it names"
         raise EnvironmentProblem([Problem("address", str(error), remedy, address)]) from error
     except ValueError as error:
         remedy = "give a path, or an address fsspec knows (s3://…, gs://…)"

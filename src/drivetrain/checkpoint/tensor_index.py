@@ -1,10 +1,10 @@
-"""Which bytes of which file are which piece of which tensor, as JSON.
+"""The index of a checkpoint in JSON: where in which file each piece of a tensor is.
 
-torch keeps this in a pickle, and loading a pickle runs whatever is in it. This is the same
-information as plain text: reading a checkpoint never runs code from it.
+torch stores this in a pickle, and loading a pickle can run code. This is the same information as
+plain text: reading a checkpoint never runs code from it.
 
-Of thousands of ranks it is a line for each, as they came, and never in memory as a whole when it is
-written; of fewer, one line with what all of them have written.
+For thousands of ranks it has one line per rank, in the order received, and is never in memory as a
+whole while it is written; for fewer ranks it is one merged line.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ __all__ = ["NAME", "Piece", "described", "dtype_name", "from_json", "to_json", "
 
 @dataclass(frozen=True)
 class Piece:
-    """Where the bytes of one piece of a tensor lie."""
+    """Where the bytes of one piece of a tensor are stored."""
 
     file: str
     start: int
     length: int
     crc32: str
     digest: str = ""
-    """Where saves are incremental; see unchanged.py."""
+    """Set if saves are incremental; see unchanged.py."""
 
 
 MOST_MERGED = 32 << 20
-"""Bytes of lines that are put together into one."""
+"""Lines are merged into one up to this total size in bytes."""
 
 
 def write_lines(lines: Iterable[bytes], file: BinaryIO) -> tuple[int, str]:
-    """The index out of each rank's; its size and checksum."""
+    """Write the index from the ranks' lines; return its size and checksum."""
     held: list[bytes] = []
     total = 0
     source = iter(lines)
@@ -69,7 +69,7 @@ def write_lines(lines: Iterable[bytes], file: BinaryIO) -> tuple[int, str]:
 
 
 def to_json(metadata: Metadata, pieces: Mapping[MetadataIndex, Piece]) -> bytes:
-    """What a rank has written, as it was planned."""
+    """Return a rank's line of the index."""
     tensors = {}
     for name, tensor in metadata.state_dict_metadata.items():
         if not isinstance(tensor, TensorStorageMetadata):
@@ -86,7 +86,7 @@ def to_json(metadata: Metadata, pieces: Mapping[MetadataIndex, Piece]) -> bytes:
 
 
 def from_json(data: bytes, sizes: Mapping[str, int]) -> Metadata:
-    """Torch's own metadata, with our pieces as its storage data; `sizes` are the files' bytes."""
+    """Parse an index into torch's Metadata, with pieces as storage data; `sizes`: bytes by file."""
     entries: dict[str, STORAGE_TYPES] = {}
     pieces: dict[MetadataIndex, Piece] = {}
     for name, entry in read_index(data, sizes).items():
@@ -100,7 +100,7 @@ def from_json(data: bytes, sizes: Mapping[str, int]) -> Metadata:
 
 
 def described(metadata: Metadata, name: str) -> TensorStorageMetadata:
-    """A tensor's entry."""
+    """Return a tensor's entry; DamagedCheckpoint if it is not a tensor."""
     entry = metadata.state_dict_metadata[name]
     if not isinstance(entry, TensorStorageMetadata):
         raise DamagedCheckpoint(f"{name} is not stored as a tensor")
@@ -108,12 +108,12 @@ def described(metadata: Metadata, name: str) -> TensorStorageMetadata:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As an index has it."""
+    """Return the dtype's name in an index."""
     return str(dtype).removeprefix("torch.")
 
 
 def _dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise DamagedCheckpoint(f"{NAME} cannot be read ({name} is no number format)")
+        raise DamagedCheckpoint(f"{NAME} cannot be read ({name} is not a dtype)")
     return dtype

@@ -1,8 +1,8 @@
-"""Incremental saves: a piece whose bytes an earlier checkpoint has is named, not written again.
+"""Incremental saves: a piece that an earlier checkpoint stores is referred to, not written again.
 
-The index names it as `step-000000200-a1/data-00000.bin`, always the file that holds the bytes and
-never one that refers to another. So a reader looks in one place, and retention asks one question:
-does any manifest name this file? A file that one names stays, also when its own checkpoint is gone.
+The index names the file that holds the bytes, for example `step-000000200-a1/data-00000.bin`, and
+never one that refers to another. So a reader needs one lookup, and retention asks one question:
+does any manifest name this file? Such a file is kept even when its own checkpoint is deleted.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 from drivetrain.checkpoint.manifest import DamagedCheckpoint, Reference
 from drivetrain.checkpoint.storage import LocalStorage, Storage
 
-if TYPE_CHECKING:  # for `ls` and `verify`, which do not wait for torch
+if TYPE_CHECKING:  # `ls` and `verify` must not import torch
     from drivetrain.checkpoint.tensor_index import Piece
 
 
 @dataclass(frozen=True)
 class Form:
-    """Which part of which tensor a piece is, and of what numbers."""
+    """Identifies a piece: its tensor, its position and sizes, and its dtype."""
 
     name: str
     offsets: tuple[int, ...]
@@ -32,12 +32,12 @@ class Form:
 
 @dataclass(frozen=True)
 class Base:
-    """What the run's last complete checkpoint has, as far as this rank knows it."""
+    """The pieces of the run's last complete checkpoint that this rank knows."""
 
     pieces: Mapping[Form, Piece] = field(default_factory=dict)
-    """Their files are paths from the folder of checkpoints."""
+    """Their file names are relative to the checkpoint folder."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Of these files, in bytes."""
+    """Sizes of these files in bytes."""
 
 
 class Unchanged:
@@ -47,15 +47,15 @@ class Unchanged:
         self._storage = storage
         self._base = base
         self._own = f"{folder}/"
-        """A step that is saved again must not refer to what it is about to write over."""
+        """A step that is saved again must not refer to the files it overwrites."""
 
     def found(self, asked: Sequence[tuple[Form, str]]) -> tuple[dict[int, Piece], list[int]]:
-        """By number in `asked`: pieces whose bytes lie in files that are worth keeping for them.
+        """Return unchanged pieces by their number in `asked`, and the numbers of those to rewrite.
 
-        And the numbers of those whose bytes have not changed either, but are less than half of
-        their file. It would be kept whole for them, and a run that trains all but a few buffers
-        would keep its first checkpoint for ever. They are written once more, to a file apart, of
-        which later saves need all.
+        A file is worth keeping if at least half of its bytes are unchanged. Unchanged pieces in
+        other files are rewritten: referring to them would keep the whole file, so a run that trains
+        everything except a few buffers would keep its first checkpoint forever. They go to a
+        separate file, all of which later saves need.
         """
         same = {}
         for number, (form, digest) in enumerate(asked):
@@ -73,36 +73,36 @@ class Unchanged:
         return pieces, [number for number in same if number not in pieces]
 
     def size_of(self, path: str) -> int:
-        """Of one of the base's files, in bytes."""
+        """Return the size of one of the base's files in bytes."""
         return self._base.sizes[path]
 
     def _trouble(self, path: str) -> str:
-        """Somebody may have deleted it by hand, or put a link in its place."""
+        """Return what is wrong with a file that was deleted or replaced by hand; else empty."""
         return trouble(self._storage, path, self.size_of(path))
 
 
 def apart_name(name: str) -> str:
-    """Of the file for pieces that have not changed, beside a rank's `name`."""
+    """Return the name of the file for a rank's rewritten, unchanged pieces."""
     return name.replace(".bin", "-unchanged.bin")
 
 
 def digest_of(data: bytes | memoryview) -> str:
-    """Of a piece's bytes, to tell whether they are the same.
+    """Return a digest that tells whether a piece's bytes have changed.
 
-    Two different pieces must never come to the same one, or a checkpoint would silently hold the
-    wrong weights. CRC-32, which finds damage, is no use for that: one change in four billion goes
-    unnoticed. Of 256 bits of BLAKE2 nobody has found two that are equal.
+    Different pieces must never have the same digest, or a checkpoint would silently hold wrong
+    weights. CRC-32, which detects damage, is not enough: it misses one change in four billion. No
+    collision of 256-bit BLAKE2 is known.
     """
     return hashlib.blake2b(data, digest_size=32).hexdigest()
 
 
 def path_of(folder: str, file: str) -> str:
-    """Of a file as an index names it, from the folder of checkpoints."""
+    """Return the path, relative to the checkpoint folder, of a file that an index names."""
     return file if "/" in file else f"{folder}/{file}"
 
 
 def references(used: Iterable[tuple[str, int, int]]) -> tuple[Reference, ...]:
-    """Out of (path, size, bytes used), which several ranks may say of the same file."""
+    """Merge (path, size, bytes used) entries; several ranks may use the same file."""
     found: dict[str, Reference] = {}
     for path, size, used_bytes in used:
         before = found[path].used_bytes if path in found else 0
@@ -111,7 +111,7 @@ def references(used: Iterable[tuple[str, int, int]]) -> tuple[Reference, ...]:
 
 
 def trouble(storage: Storage, path: str, size: int) -> str:
-    """What is wrong with a file that is referred to, without reading it; empty: nothing."""
+    """Return what is wrong with a referenced file, without reading it; empty if nothing is."""
     if is_link(storage, path):
         return f"{path} is a link, not a file"
     found = storage.size(path)
@@ -121,7 +121,7 @@ def trouble(storage: Storage, path: str, size: int) -> str:
 
 
 def is_link(storage: Storage, path: str) -> bool:
-    """Whether it, or its folder, leads elsewhere: a checkpoint refers to its own run's only."""
+    """True if it or its folder is a link: references must stay inside the run."""
     if not isinstance(storage, LocalStorage):
         return False
     file = storage.path / path
@@ -129,8 +129,8 @@ def is_link(storage: Storage, path: str) -> bool:
 
 
 def refusal(problem: str) -> DamagedCheckpoint:
-    """Of a checkpoint whose bytes in an earlier one's file cannot be had."""
+    """Return the error for a checkpoint whose bytes in an earlier one's file cannot be read."""
     return DamagedCheckpoint(
-        f"{problem}; bytes of this checkpoint are in it (checkpoint.incremental): put the file "
-        "back as it was, or use a checkpoint that does not refer to it"
+        f"{problem}; this checkpoint stores bytes in that file (checkpoint.incremental): restore "
+        "it, or use a checkpoint that does not refer to it"
     )

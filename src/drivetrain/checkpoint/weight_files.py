@@ -1,8 +1,8 @@
-"""Weights as safetensors in a folder, named and split as Hugging Face's libraries do it.
+"""Weights as safetensors in a folder, named and split as Hugging Face's libraries do.
 
-The format is a length, a header in JSON and the tensors' bytes. It is written here as a stream, so
-that a tensor need not be in memory: safetensors' own writer wants all of a file's at once, and
-torch's `HuggingFaceStorageWriter` lets rank 0 put the ranks' files together alone.
+The format is a length, a JSON header and the tensors' bytes. It is written here as a stream, so
+tensors need not be in memory: safetensors' own writer needs all tensors of a file at once, and with
+torch's `HuggingFaceStorageWriter` rank 0 merges the ranks' files alone.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Data = bytes | memoryview
 Bytes = Callable[[str], Iterable[Data]]
-"""By a tensor's name: all of its bytes, in order."""
+"""Yields all bytes of the tensor with this name, in order."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One that is to be written."""
+    """A tensor to be written."""
 
     name: str
     dtype: torch.dtype
@@ -61,14 +61,14 @@ class Tensor:
 
 @dataclass(frozen=True)
 class WeightFile:
-    """A file's name, and what is in it."""
+    """A file's name and its tensors."""
 
     name: str
     tensors: tuple[Tensor, ...]
 
     def write(self, stream: BinaryIO, read: Bytes) -> None:
-        """Header and bytes; what is in memory is what `read` gives at a time."""
-        # numbers of many bytes first, as safetensors has it: then each begins where it may
+        """Write the header and the bytes; only one block from `read` is in memory at a time."""
+        # widest dtypes first, as safetensors does, so that every tensor is aligned
         ordered = sorted(self.tensors, key=lambda tensor: (-tensor.dtype.itemsize, tensor.name))
         stream.write(_header(ordered))
         for tensor in ordered:
@@ -80,9 +80,9 @@ class WeightFile:
 def split(
     tensors: Iterable[Tensor], max_bytes: int, *, is_indexed: bool = False
 ) -> list[WeightFile]:
-    """In their order, each file as full as it may be; a larger tensor has one of its own.
+    """Fill files in order up to `max_bytes`; a larger tensor gets its own file.
 
-    `is_indexed`: one file alone is named as if it were one of several, and has an index.
+    `is_indexed`: name a single file as if there were several, because it gets an index.
     """
     held: list[list[Tensor]] = [[]]
     size = 0
@@ -97,7 +97,7 @@ def split(
 
 
 def index_of(files: Sequence[WeightFile]) -> bytes:
-    """Which tensor is in which file."""
+    """Return the index: which tensor is in which file."""
     where = {tensor.name: file.name for file in files for tensor in file.tensors}
     total = sum(tensor.num_bytes for file in files for tensor in file.tensors)
     index = {"metadata": {"total_size": total}, "weight_map": where}
@@ -105,9 +105,9 @@ def index_of(files: Sequence[WeightFile]) -> bytes:
 
 
 class WeightFiles:
-    """Written file by file as tensors come, so that no more than one file's are in memory.
+    """Writes files as tensors arrive, with at most one file's tensors in memory.
 
-    For whoever cannot say beforehand what will come.
+    For callers that do not know the tensors in advance.
     """
 
     def __init__(self, folder: Path, max_bytes: int = MAX_SHARD_BYTES) -> None:
@@ -116,10 +116,10 @@ class WeightFiles:
         self._open: dict[str, torch.Tensor] = {}
         self._open_bytes = 0
         self._written: list[tuple[Tensor, ...]] = []
-        """What is in each file."""
+        """The tensors of each file."""
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """The next one; it is copied, and may change after this."""
+        """Add a tensor; it is copied, so it may change afterwards."""
         if self._open and self._open_bytes + tensor.nbytes > self._max_bytes:
             self._write()
         self._open[name] = tensor.detach().to(
@@ -128,7 +128,7 @@ class WeightFiles:
         self._open_bytes += tensor.nbytes
 
     def finish(self) -> list[str]:
-        """The files' names; with several, the last is their index."""
+        """Write the rest and return the file names; if there are several, the last is the index."""
         if self._open or not self._written:
             self._write()
         names = _file_names(len(self._written))
@@ -150,7 +150,7 @@ class WeightFiles:
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
-    """A tensor's own memory, without a copy where it lies in one piece on the CPU."""
+    """Return the tensor's bytes, without a copy if it is contiguous and on the CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     data: Any = flat.view(torch.uint8).numpy()
     return memoryview(data)
@@ -176,13 +176,13 @@ def _placed(tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, int]]:
 
 def _dtype_name(tensor: Tensor) -> str:
     if tensor.dtype not in _NAMES:
-        rule = f"is in {tensor.dtype}, which safetensors does not have"
+        rule = f"has dtype {tensor.dtype}, which safetensors does not support"
         raise ConfigError([Problem(tensor.name, rule, "use --format pt", has_value=False)])
     return _NAMES[tensor.dtype]
 
 
 def _unnamed(number: int) -> str:
-    """Until it is known how many there are."""
+    """Return the temporary name, used until the number of files is known."""
     return f".{number:05d}.partial"
 
 

@@ -1,7 +1,7 @@
-"""Whole tensors of a checkpoint, put together from their pieces, without a process group.
+"""Reassemble whole tensors of a checkpoint from their pieces, without a process group.
 
-One at a time, when asked for: what is in memory is what the caller keeps. As a stream of bytes a
-tensor is not in memory either, but for the rows that are cut up along another dimension as well.
+Tensors are read one at a time, so only those the caller keeps are in memory. A streamed tensor is
+not in memory as a whole either, only rows that are sharded along another dimension as well.
 """
 
 from __future__ import annotations
@@ -25,30 +25,28 @@ from drivetrain.checkpoint.weight_files import Data, raw_bytes
 
 
 class WholeTensors:
-    """A checkpoint's tensors by name; each piece is held to its checksum as it is read."""
+    """A checkpoint's tensors by name; checksums are verified while reading."""
 
     def __init__(self, storage: Storage, manifest: Manifest) -> None:
         self._reader = ShardReader(storage, manifest)
         self._metadata = self._reader.read_metadata()
 
     def names(self) -> list[str]:
-        """In the order they were written down."""
+        """Return the names in the order of the index."""
         return list(self._metadata.state_dict_metadata)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the whole tensor."""
         return tuple(self._entry(name).size)
 
     def dtype(self, name: str) -> torch.dtype:
-        """As it was trained with."""
         return self._entry(name).properties.dtype
 
     def num_bytes(self, name: str) -> int:
-        """Of the whole tensor, in memory as on disk."""
+        """Return the size of the whole tensor, which is the same in memory and on disk."""
         return math.prod(self.shape(name)) * self.dtype(name).itemsize
 
     def read(self, name: str) -> torch.Tensor:
-        """The whole tensor; DamagedCheckpoint when a piece is wrong."""
+        """Return the whole tensor; raise DamagedCheckpoint if a piece is damaged."""
         entry = self._entry(name)
         whole = torch.empty(entry.size, dtype=entry.properties.dtype)
         for chunk in entry.chunks:
@@ -59,7 +57,7 @@ class WholeTensors:
         return whole
 
     def stream(self, name: str) -> Iterator[Data]:
-        """The whole tensor's bytes, in order; DamagedCheckpoint when a piece is wrong."""
+        """Yield the whole tensor's bytes in order; DamagedCheckpoint if a piece is damaged."""
         entry = self._entry(name)
         chunks = [chunk for chunk in entry.chunks if math.prod(chunk.sizes)]
         if any(chunk.sizes[1:] != entry.size[1:] for chunk in chunks):
@@ -71,7 +69,7 @@ class WholeTensors:
     def _bands(
         self, name: str, entry: TensorStorageMetadata, chunks: list[ChunkStorageMetadata]
     ) -> Iterator[Data]:
-        """Rows between two cuts, put together; a piece is kept while it reaches beyond them."""
+        """Yield rows between piece boundaries; a piece is kept while later bands need it."""
         cuts = sorted({c.offsets[0] for c in chunks} | {c.offsets[0] + c.sizes[0] for c in chunks})
         kept: dict[torch.Size, torch.Tensor] = {}
         for start, end in pairwise(cuts):

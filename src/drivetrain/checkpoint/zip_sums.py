@@ -1,7 +1,7 @@
-"""Checksums of a zip's entries, set after their bytes were written in place.
+"""Set the checksums of a zip's entries after their bytes were written in place.
 
-torch leaves room for a tensor's bytes in a `.pt` file, and a checksum of that room. torch.load does
-not look at it; whoever opens the file as the zip that it is would call it damaged.
+torch reserves space for a tensor's bytes in a `.pt` file, with a checksum of the empty space.
+torch.load does not verify it, but zip tools would report the file as damaged.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _HEADER = struct.Struct("<14xLLLHH")
-"""Before an entry's bytes, its name and more: checksum, sizes, lengths of those two."""
+"""An entry's local header: checksum, sizes, lengths of the name and the extra field."""
 _LISTED = struct.Struct("<16xLLLHHH12x")
-"""In the list at the end: the same, and the length of a remark."""
+"""The same in the central directory, with the length of a comment."""
 _HAS_SUM_BEHIND = 8
 
 
 def set_sums(path: Path, sums: Mapping[int, int]) -> None:
-    """`sums`: CRC-32, by where an entry's bytes begin in the file."""
+    """`sums`: CRC-32 by the offset of an entry's bytes in the file."""
     with zipfile.ZipFile(path) as found:
         entries, listed_at = found.infolist(), found.start_dir
     with path.open("r+b") as file:
@@ -32,7 +32,7 @@ def set_sums(path: Path, sums: Mapping[int, int]) -> None:
             if start in sums:
                 data = struct.pack("<L", sums[start])
                 places = [entry.header_offset + 14, listed_at + 16]
-                if entry.flag_bits & _HAS_SUM_BEHIND:  # behind four bytes that say what it is
+                if entry.flag_bits & _HAS_SUM_BEHIND:  # after a four-byte signature
                     places.append(start + entry.file_size + 4)
                 for place in places:
                     file.seek(place)

@@ -1,1 +1,1 @@
-"""The command line: what verbs print; no logic."""
+"""The command line: what commands print; no logic."""

@@ -26,7 +26,7 @@ _OTHER_NAMES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
 
 @dataclass(frozen=True)
 class TypedCollectives:
-    """What was typed."""
+    """The command's options, as typed."""
 
     operations: str
     min_bytes: str
@@ -44,7 +44,10 @@ class TypedCollectives:
 
 
 def run_collectives(typed: TypedCollectives, launcher_args: Sequence[str]) -> int:
-    """On the ranks that `launcher_args` start, here or on a target; the exit code."""
+    """Run the benchmark on the ranks that `launcher_args` start, here or on a target.
+
+    Return the exit code.
+    """
     return _run_on_ranks("drivetrain.collectives.bench", request_of(typed), launcher_args)
 
 
@@ -57,13 +60,13 @@ def _run_on_ranks(
         from drivetrain.core.requirements import require
 
         require("matplotlib", extra="plan")
-    # a rank that fails is not started again: its rows would be of another run
+    # no restart after a failure: rows from before and after it would be of different runs
     own = ["--max-restarts", "0", "--spares", "0"]
     return run([*own, *launcher_args, "-m", module, asked.to_json()])
 
 
 def request_of(typed: TypedCollectives) -> CollectivesRequest:
-    """Checked; every mistake at once."""
+    """Check the options; ConfigError lists every problem."""
     problems: list[Problem] = []
     operations = tuple(
         _OTHER_NAMES.get(word, word) for word in typed.operations.replace("-", "_").split(",")
@@ -91,7 +94,7 @@ def request_of(typed: TypedCollectives) -> CollectivesRequest:
     if typed.factor < 2:
         problems.append(Problem("--factor", "sizes would not grow", "use 2 or more", typed.factor))
     if typed.calls is not None and typed.calls < 1:
-        problems.append(Problem("--iters", "no call", "use 1 or more", typed.calls))
+        problems.append(Problem("--iters", "must be at least 1", "use 1 or more", typed.calls))
     axes = _axes(typed.axes, problems)
     rate = None if typed.line_rate is None else _line_rate(typed.line_rate, problems)
     if problems:
@@ -124,10 +127,10 @@ def _axes(text: str, problems: list[Problem]) -> dict[str, int]:
 
 
 def _line_rate(text: str, problems: list[Problem]) -> float | None:
-    """10Gbit, 10Gbit/s or 1.25GB/s, in bytes a second; prefixes are powers of ten, as in NICs."""
+    """Bytes per second of 10Gbit, 10Gbit/s or 1.25GB/s; prefixes are powers of ten, as for NICs."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT])(bit|b|B)(?:/s|ps)?", text.strip())
     if found is None or not float(found[1]):
-        remedy = "write 10Gbit (a network's way) or 25GB (bytes)"
+        remedy = "write 10Gbit (bits per second) or 25GB (bytes per second)"
         problems.append(Problem("--line-rate", "not a rate", remedy, text))
         return None
     rate = float(found[1]) * _BITS[found[2].lower()]
@@ -135,13 +138,13 @@ def _line_rate(text: str, problems: list[Problem]) -> float | None:
 
 
 def _absolute(path: str | None) -> str | None:
-    """Ranks may start elsewhere."""
+    """An absolute path: ranks may start in another directory."""
     return None if path is None else str(Path(path).absolute())
 
 
 @dataclass(frozen=True)
 class TypedScaling:
-    """What was typed."""
+    """The command's options, as typed."""
 
     strategies: str
     beside: str
@@ -160,14 +163,17 @@ class TypedScaling:
 
 
 def run_scaling(typed: TypedScaling, launcher_args: Sequence[str]) -> int:
-    """On the ranks that `launcher_args` start, here or on a target; the exit code."""
-    # while another library starts its processes, ours wait
+    """Run the benchmark on the ranks that `launcher_args` start, here or on a target.
+
+    Return the exit code.
+    """
+    # our ranks wait while another library starts its processes
     patient = ["--stall-timeout", "900", *launcher_args]
     return _run_on_ranks("drivetrain.scaling.bench", scaling_request_of(typed), patient)
 
 
 def scaling_request_of(typed: TypedScaling) -> ScalingRequest:
-    """Checked; every mistake at once."""
+    """Check the options; ConfigError lists every problem."""
     problems: list[Problem] = []
     modes = MODES if typed.mode == "both" else (typed.mode,)
     strategies = tuple(typed.strategies.split(","))
@@ -179,7 +185,9 @@ def scaling_request_of(typed: TypedScaling) -> ScalingRequest:
     beside = _beside(typed.beside, problems)
     if beside and STRATEGIES[0] not in strategies and typed.beside != "installed":
         remedy = f"add {STRATEGIES[0]} to --strategies"
-        problems.append(Problem("--beside", f"stands beside {STRATEGIES[0]}", remedy, typed.beside))
+        problems.append(
+            Problem("--beside", f"is compared with {STRATEGIES[0]}", remedy, typed.beside)
+        )
     sizes = tuple(int(word) for word in typed.sizes.split(",") if word.isdigit())
     if any(not word.isdigit() or word == "0" for word in filter(None, typed.sizes.split(","))):
         problems.append(Problem("--sizes", "not numbers of ranks", "write 1,2,4", typed.sizes))
@@ -196,10 +204,12 @@ def scaling_request_of(typed: TypedScaling) -> ScalingRequest:
             problems.append(Problem(flag, "must be more than 0", "raise it", number))
     if typed.rounds < 2:
         remedy = "use 2 or more"
-        problems.append(Problem("--rounds", "no interval without two", remedy, typed.rounds))
+        problems.append(Problem("--rounds", "an interval needs at least two", remedy, typed.rounds))
     if typed.width < 4 or typed.width % 4:
         remedy = "use a multiple of 4"
-        problems.append(Problem("--width", "four heads share it", remedy, typed.width))
+        problems.append(
+            Problem("--width", "must be divisible by its four heads", remedy, typed.width)
+        )
     if problems:
         raise ConfigError(problems)
     return ScalingRequest(
@@ -221,7 +231,7 @@ def scaling_request_of(typed: TypedScaling) -> ScalingRequest:
 
 
 def _beside(text: str, problems: list[Problem]) -> tuple[str, ...]:
-    """Named, they must be there; unnamed, those that are."""
+    """The libraries to compare with: the named ones, which must be installed, or all installed."""
     there = tuple(name for name in OTHERS if find_spec(name) is not None)
     if text == "installed":
         return there

@@ -1,4 +1,4 @@
-"""`drivetrain checkpoint`: list, verify, export, compare. Only the last two wait for torch."""
+"""`drivetrain checkpoint`: list, verify, export, compare. Only the last two import torch."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _SHOWN_DIFFERENCES = 40
 
 
 def ls(address: str, *, as_json: bool) -> int:
-    """What there is, newest first."""
+    """List the checkpoints, newest first."""
     located = locate(address)
     _show_entries(located.entries(), as_json=as_json)
     return 0
 
 
 def verify(address: str, *, as_json: bool) -> int:
-    """Read every byte; 1 when a checkpoint is damaged, or when none is good."""
+    """Read every byte; return 1 if a checkpoint is damaged or none is good."""
     located = locate(address)
     checked = [_verified(located, entry) for entry in located.entries()]
     _show_entries(checked, as_json=as_json)
@@ -52,12 +52,12 @@ def export(
     best: bool = False,
     averages: bool = False,
 ) -> int:
-    """The weights as files for other libraries."""
+    """Write the weights as files for other libraries."""
     from drivetrain.checkpoint.export import export_weights
 
     located = locate(address)
     if best and step is not None:
-        rule, remedy = "--best names one already", "give one of the two"
+        rule, remedy = "conflicts with --best", "give one of the two"
         raise ConfigError([Problem("--step", rule, remedy, step)])
     manifest = located.choose(located.best_step() if best else step)
     try:
@@ -69,7 +69,7 @@ def export(
         raise damaged(manifest.folder, error) from error
     files = done.files[0] if len(done.files) == 1 else f"{len(done.files)} files"
     console = terminal(soft_wrap=True, markup=False)
-    part = " of what was trained" if manifest.contents == "trained" else ""
+    part = " (trained parameters only)" if manifest.contents == "trained" else ""
     console.print(
         f"{manifest.folder}: {done.num_tensors} tensors{part}, {readable_bytes(done.num_bytes)} → "
         f"{target} ({files})"
@@ -78,7 +78,7 @@ def export(
 
 
 def diff(here: str, there: str, *, as_json: bool) -> int:
-    """What differs; 1 when anything does."""
+    """Show what differs; return 1 if anything does."""
     from drivetrain.checkpoint.compare import compare
 
     sides = []
@@ -120,7 +120,7 @@ def _show_entries(entries: Sequence[Entry], *, as_json: bool) -> None:
     table = Table(box=None, pad_edge=False)
     for name in ("checkpoint", "written", "size", "state"):
         table.add_column(name, no_wrap=True, justify="right" if name == "size" else "left")
-    table.add_column("layout, or what is wrong")
+    table.add_column("layout or problem")
     for entry in entries:
         table.add_row(entry.folder, *_cells(entry))
     terminal(markup=False).print(table)

@@ -13,12 +13,12 @@ from drivetrain.cli.terminal import terminal
 from drivetrain.config import load_config
 from drivetrain.config.keys import walk_fields
 
-# Columns: below, a table of three columns would leave no room for its last one.
+# Terminal columns: a narrower table would leave no room for its last column.
 _WIDE = 140
 
 
 def run(file: str | None, argv: Sequence[str]) -> None:
-    """Without arguments the keys; with some, the config they make."""
+    """List the keys; with a file or arguments, show the resolved config."""
     console = terminal(highlight=True)
     if file is not None or argv:
         console.print(load_config(file, argv=argv).to_yaml(), markup=False, highlight=False, end="")
@@ -31,7 +31,7 @@ def run(file: str | None, argv: Sequence[str]) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("key", no_wrap=True)
     table.add_column("default", no_wrap=True)
-    table.add_column("what it is")
+    table.add_column("description")
     for path, field in walk_fields():
         table.add_row(path, _default(field), _what(field))
     console.print(table)

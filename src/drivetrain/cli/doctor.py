@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DoctorRequest:
-    """What was typed."""
+    """The command's options, as typed."""
 
     argv: tuple[str, ...]
     on: str | None
@@ -36,7 +36,7 @@ class DoctorRequest:
 
 
 def run(asked: DoctorRequest) -> int:
-    """Examine and judge; 1 when something would break a run."""
+    """Examine the hosts and judge the results; return 1 if something would break a run."""
     from drivetrain.cli.say import say
     from drivetrain.cli.terminal import terminal
     from drivetrain.core.finding import together
@@ -46,7 +46,7 @@ def run(asked: DoctorRequest) -> int:
 
     question = _question(asked)
     with _channels(asked, question) as channels:
-        if channels is None:  # a member that answered; the first one speaks
+        if channels is None:  # this host has answered; the first host of the job reports
             return 0
         with terminal(stderr=True).status("") as status:  # shown on a terminal only
             examination, lost = examine(channels, question, status.update)

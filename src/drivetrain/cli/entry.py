@@ -1,4 +1,4 @@
-"""The console script. The version is told at once, without loading the command line library."""
+"""The console script. `--version` is answered without importing the command line library."""
 
 from __future__ import annotations
 

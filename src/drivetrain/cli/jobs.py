@@ -21,7 +21,7 @@ from drivetrain.launch.target import State, Status
 
 
 def submit(request: Request) -> int:
-    """Show what would be submitted, or submit it and say how to go on."""
+    """Submit the job and print the next commands; on a dry run, print what would be submitted."""
     target, job = request.target, request.job
     if problems := target.problems(job):
         raise ConfigError(problems)
@@ -29,7 +29,7 @@ def submit(request: Request) -> int:
         rendered = target.render(job)
         hand_on(plain(rendered.text))
         if rendered.command:
-            say(f"would be submitted by: {' '.join(rendered.command)}", err=True)
+            say(f"would be submitted with: {' '.join(rendered.command)}", err=True)
         return 0
     made = submission.submit(target, job)
     _say_submitted(made)
@@ -37,22 +37,22 @@ def submit(request: Request) -> int:
 
 
 def show(folder: str) -> None:
-    """One line per submitted run."""
+    """Print one line per submitted run."""
     runs = _runs(Path(folder))
     is_asked_for = runs == [Path(folder)]
     found = [line for path in runs if (line := _line(path, is_asked_for=is_asked_for))]
     if not found:
-        rule = "no submitted run in it"
-        remedy = "drivetrain train --on slurm … submits one"
+        rule = "contains no submitted run"
+        remedy = "submit one with drivetrain train --on slurm …"
         raise ConfigError([Problem("RUN", rule, remedy, folder)])
     for line in found:
         say(line)
 
 
 def _line(path: Path, *, is_asked_for: bool) -> str | None:
-    """One job; one that cannot be read or asked does not keep the others from being shown.
+    """The line of one job; an error in it does not keep the others from being shown.
 
-    `is_asked_for`: it is the only one, and why it does not answer is the command's own error.
+    `is_asked_for`: it is the only run, so an unreachable job is an error of the command.
     """
     try:
         with reading(str(path)):
@@ -75,18 +75,18 @@ def _line(path: Path, *, is_asked_for: bool) -> str | None:
 def _asked(made: Submission) -> Status:
     try:
         return made.status()
-    except OSError as error:  # the run's files are good: its cluster does not answer
-        rule, remedy = f"does not answer: {error}", "look whether it can be reached from here"
+    except OSError as error:  # the run's files can be read, but its cluster does not answer
+        rule, remedy = f"does not answer: {error}", "check that it can be reached from here"
         raise EnvironmentProblem([Problem(made.target.name, rule, remedy, made.id)]) from error
 
 
 def show_logs(run: str, *, follow: bool) -> None:
-    """What the run printed, as it printed it."""
+    """Copy the run's output."""
     _copy(submission.load(run), follow=follow)
 
 
 def stop(run: str, *, trust: bool) -> None:
-    """Ask it to save and end."""
+    """Ask the run to save and stop."""
     made = submission.stop(run, trust=trust)
     job = f"{made.target.name} job {made.id}"
     say(f"asked {job} to save and stop; resume it with: drivetrain resume {run}")
@@ -105,7 +105,7 @@ def _runs(folder: Path) -> list[Path]:
 def _say_submitted(made: Submission) -> None:
     job = made.job
     nodes = f"{job.num_nodes} node{'s' if job.num_nodes > 1 else ''}"
-    devices = f"{job.gpus_per_node} GPUs each" if job.gpus_per_node else "no GPUs asked for"
+    devices = f"{job.gpus_per_node} GPUs each" if job.gpus_per_node else "no GPUs requested"
     say(
         f"{made.target.name} job {made.id}: {nodes} × {job.processes_per_node} processes, {devices}"
     )
@@ -126,5 +126,5 @@ def _copy(made: Submission, *, follow: bool) -> None:
     try:
         for piece in made.logs(follow=follow):
             hand_on(plain_but_coloured(piece))
-    except KeyboardInterrupt:  # only the following ends, not the run
+    except KeyboardInterrupt:  # stops following; the run continues
         say(err=True)

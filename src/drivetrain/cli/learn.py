@@ -20,7 +20,7 @@ def start_phase(phase: str) -> None:
 
 
 def check_exercises(name: str, phase: str, here: Path | None = None) -> int:
-    """One, those of a phase, or the next that is not passed; the exit code."""
+    """Check one exercise, a whole phase, or the next that has not passed; return the exit code."""
     folder = LearnerFolder.around(here or Path.cwd())
     asked = exercises_of(phase_numbered(phase)) if phase else [_asked(name, folder)]
     try:

@@ -53,7 +53,7 @@ def status(address: str, *, as_json: bool) -> int:
 
 
 def runs(folder: str, *, as_json: bool) -> int:
-    """Every run under a folder, the newest first."""
+    """List every run under a folder, most recently active first."""
     root = Path(folder)
     if not root.is_dir():
         remedy = "give the folder that holds runs (output_dir; default: runs)"
@@ -63,7 +63,7 @@ def runs(folder: str, *, as_json: bool) -> int:
         try:
             with reading(str(path)):
                 found.append(_readable(status_of(open_run(path), time.time())))
-        except DamagedRun as error:  # the others are shown all the same
+        except DamagedRun as error:  # the others are still shown
             damaged.append((path, str(error)))
     found.sort(key=lambda each: each.last_sign_s, reverse=True)
     if as_json:
@@ -81,27 +81,27 @@ def runs(folder: str, *, as_json: bool) -> int:
 
 
 def _readable(found: RunStatus) -> RunStatus:
-    """Drawn once, alone: what cannot be drawn is this run's fault."""
+    """Render this run alone, so that an error in its data is reported as this run's."""
     runs_table([found], 0.0)
     as_document(found)
     return found
 
 
 def run_folders(root: Path, depth: int = 3) -> list[Path]:
-    """Folders that hold a run, not looking inside them."""
+    """Folders that hold a run; does not descend into a run."""
     if (root / "attempts").is_dir():
         return [root]
     if depth == 0:
         return []
     try:
         inner = [Path(entry.path) for entry in os.scandir(root) if entry.is_dir()]
-    except OSError:  # not for this user to see
+    except OSError:  # this user may not list it
         return []
     return [run for each in sorted(inner) for run in run_folders(each, depth - 1)]
 
 
 def headline(found: RunStatus) -> Text:
-    """Name, state, and where it is."""
+    """Name, state and step of a run."""
     text = Text(found.name, style="bold")
     text.append("  ")
     text.append(found.state, style=_STATE_COLOURS.get(found.state, "bold"))
@@ -111,7 +111,7 @@ def headline(found: RunStatus) -> Text:
 
 
 def figures(found: RunStatus) -> list[str]:
-    """What is known, a line each."""
+    """The known figures of a run, one line each."""
     attempts = f"{found.num_attempts} attempt{'s' if found.num_attempts != 1 else ''}"
     ranks = f"{found.world_size:,} rank{'s' if found.world_size != 1 else ''}"
     where = f" ({found.layout})" if found.layout and found.layout != ranks else ""
@@ -141,7 +141,7 @@ def figures(found: RunStatus) -> list[str]:
 
 
 def bar(ledger: Ledger, width: int) -> Text:
-    """The ledger as one line, a class in proportion to its seconds."""
+    """The ledger as a bar one line high: each class in proportion to its seconds."""
     shown = {name: s for name, s in ledger.seconds.items() if s > 0}
     text = Text("  ")
     total, drawn, passed = sum(shown.values()), 0, 0.0
@@ -154,7 +154,7 @@ def bar(ledger: Ledger, width: int) -> Text:
 
 
 def ledger_table(ledger: Ledger) -> Table:
-    """Seconds and shares of the classes there are."""
+    """Seconds and share of each class that has any."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
     table.add_column()
     table.add_column(justify="right")
@@ -205,7 +205,7 @@ def as_document(found: RunStatus) -> dict[str, Any]:
 
 
 def print_json(document: Any) -> None:
-    """Plain, so that a pipe gets what a program expects."""
+    """Print JSON without colors or markup, so that it can be piped."""
     terminal(soft_wrap=True).print(json.dumps(document, indent=2), markup=False, highlight=False)
 
 
@@ -229,7 +229,7 @@ def report(address: str, output: str) -> int:
 
 
 def compare(here: str, there: str, output: str | None) -> int:
-    """Show both; write a page too, if asked."""
+    """Show both runs; with `output`, also write a page."""
     from drivetrain.view.compare import compare_runs
     from drivetrain.view.describe import view_whole
     from drivetrain.view.terminal.screen import show_comparison
@@ -245,7 +245,7 @@ def compare(here: str, there: str, output: str | None) -> int:
 
 
 def watch(address: str, every_s: float, *, once: bool) -> int:
-    """Until q; one frame when asked, or when nobody sees a screen."""
+    """Update until q is pressed; print one frame if `once`, or if stdout is not a terminal."""
     if is_study(address):
         return _watch_study(address, every_s, once=once)
     from drivetrain.view.follow import RunFollower
@@ -280,13 +280,16 @@ def _watch_study(address: str, every_s: float, *, once: bool) -> int:
 
 
 def plot(address: str, output: str) -> int:
-    """A study's charts alone."""
+    """Write a page with the charts of a study, without its table of trials."""
     from drivetrain.tune.page import study_page
     from drivetrain.tune.settings import load_study
 
     study = load_study(Path(address))
     if Path(output).suffix not in (".html", ".htm"):
-        rule, remedy = "charts are written as a page", "give FILE.html; a browser prints it"
+        rule, remedy = (
+            "charts are written as an HTML page",
+            "give FILE.html; a browser can print it",
+        )
         raise ConfigError([Problem("--output", rule, remedy, output)])
     _write_page(output, study_page(study, time.time(), has_trials=False))
     return 0
@@ -308,7 +311,7 @@ _COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severit
 
 
 def run_diagnosis(address: str, *, as_json: bool) -> int:
-    """Print the findings; 1 when one of them is an error."""
+    """Print the findings; return 1 if one of them is an error."""
     from drivetrain.diagnose.run import diagnose
 
     findings = diagnose(address)

@@ -1,4 +1,4 @@
-"""`drivetrain`: verbs are imported when they are called, so that help answers at once."""
+"""`drivetrain`: commands import their code when they are called, so that help is fast."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def _root(
 
 
 def with_flags_of(whole: typer.Typer, argv: Collection[str]) -> typer.Typer:
-    """The same verbs, but only those that argv names know their flags; the others are just listed.
+    """The same commands, with flags only for those that argv names; the others are just listed.
 
-    Reading the flags of all verbs takes longer than most of them run.
+    Building the flags of all commands takes longer than most of them run.
     """
     narrow = copy.copy(whole)
-    # `tune SCRIPT` names no verb and means one
+    # `tune SCRIPT` means `tune run SCRIPT`
     named = {*argv, getattr(whole.info.cls, "default_verb", "")}
     narrow.registered_commands = [
         verb if _name_of(verb) in named else _just_listed(verb)
@@ -77,13 +77,13 @@ def with_flags_of(whole: typer.Typer, argv: Collection[str]) -> typer.Typer:
             continue
         if isinstance(group.name, str) and group.name not in argv:
             group.typer_instance = _without_verbs(group.typer_instance)
-        else:  # named, or its verbs are listed among the others
+        else:  # named, or its commands are listed at the top level
             group.typer_instance = with_flags_of(group.typer_instance, argv)
     return narrow
 
 
 def _without_verbs(group: typer.Typer) -> typer.Typer:
-    """Of a group that argv does not name, only the group itself is shown."""
+    """A group without its commands: argv does not name it, so only the group itself is listed."""
     empty = copy.copy(group)
     empty.registered_commands, empty.registered_groups = [], []
     return empty
@@ -95,7 +95,7 @@ def _name_of(verb: CommandInfo) -> str:
 
 def _just_listed(verb: CommandInfo) -> CommandInfo:
     def no_flags() -> None:
-        raise AssertionError(f"{_name_of(verb)} was not named, and is called")
+        raise AssertionError(f"{_name_of(verb)} was called without being named on the command line")
 
     no_flags.__doc__ = verb.callback.__doc__
     listed = copy.copy(verb)
@@ -104,7 +104,7 @@ def _just_listed(verb: CommandInfo) -> CommandInfo:
 
 
 def main() -> None:
-    """The console script: errors on purpose are shown as they are, with their exit code."""
+    """Run the console script; a DrivetrainError is printed without traceback."""
     try:
         with_flags_of(app, sys.argv[1:])()
     except ConfigError as error:

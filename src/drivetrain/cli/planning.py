@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What was typed."""
+    """The command's options, as typed."""
 
     model: str
     argv: tuple[str, ...]
@@ -38,18 +38,18 @@ class PlanRequest:
 
 
 _GATHERS = (
-    "warning: the loss gathers the rows of all ranks (drivetrain.gather); what that takes and "
-    "sends is not in this plan: `drivetrain rehearse` counts it"
+    "warning: the loss gathers the rows of all ranks (drivetrain.gather); this plan leaves out the "
+    "memory and traffic of that, which `drivetrain rehearse` counts"
 )
 
 
 def run_plan(asked: PlanRequest, *, as_json: bool, picture: str | None, output: str | None) -> int:
-    """Plan, and say so; 1 when nothing fits."""
+    """Plan and print the result; return 1 if nothing fits."""
     from drivetrain.cluster.file import load_cluster
 
     cluster = load_cluster(
         asked.cluster
-    )  # before torch is loaded: a typing error is answered at once
+    )  # before torch is imported, so that a typo is reported at once
     from drivetrain.cli.say import say
     from drivetrain.cli.terminal import terminal
     from drivetrain.parallel.gather import was_left_out
@@ -78,7 +78,7 @@ def run_plan(asked: PlanRequest, *, as_json: bool, picture: str | None, output: 
 
 
 def question(asked: PlanRequest, num_devices: int, config: Any) -> Any:
-    """From words and, where there is one, the script's config."""
+    """The planner's question, from the options and the script's config if there is one."""
     from drivetrain.core.errors import ConfigError, Problem
     from drivetrain.core.traits import STRATEGIES
     from drivetrain.plan.search import Question, proposed
@@ -121,7 +121,7 @@ def question(asked: PlanRequest, num_devices: int, config: Any) -> Any:
 
 
 def run_probe(ranks: int, nodes: int, output: str) -> int:
-    """Measure on real ranks, and write what was found as a cluster file."""
+    """Measure on real ranks, and write the result as a cluster file."""
     import tempfile
 
     from drivetrain.cli.terminal import terminal
@@ -142,8 +142,8 @@ def run_probe(ranks: int, nodes: int, output: str) -> int:
     device = file.device
     if not isinstance(device, str) and device is not None:
         rates = ", ".join(f"{name} {rate:.3g}" for name, rate in device.peak_tflops.items())
-        console.print(f"products, Tflop/s a rank: {rates}", markup=False)
-        console.print(f"memory: {device.memory_gb_per_s:.1f} GB/s a rank", markup=False)
+        console.print(f"matrix products, Tflop/s per rank: {rates}", markup=False)
+        console.print(f"memory: {device.memory_gb_per_s:.1f} GB/s per rank", markup=False)
     if file.inside is not None and not isinstance(file.inside, str) and ranks * nodes > 1:
         link = file.inside
         console.print(f"ring: {link.gb_per_s:.2f} GB/s, {link.latency_us:.0f} µs", markup=False)
@@ -166,7 +166,7 @@ def run_rehearsal(
     *,
     as_json: bool,
 ) -> int:
-    """Rehearse, and say what came of it; 1 when something would have gone wrong."""
+    """Rehearse and print the findings; return 1 if one of them is an error."""
     from drivetrain.cli.terminal import terminal
 
     memory = None if device_memory is None else memory_size(device_memory)
@@ -187,7 +187,7 @@ def run_rehearsal(
 
 
 def memory_size(text: str, where: str = "--device-memory") -> int:
-    """80G, 80GiB or 512M, in bytes."""
+    """Bytes of a size such as 80G, 80GiB or 512M."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if found is None:
         problem = Problem(where, "not a size", "write 80G or 512M", text)
@@ -221,7 +221,7 @@ _POLICIES = ("restart", "elastic", "live")
 
 
 def run_simulation(flags: Mapping[str, Any], what_if: str, plot: str, *, as_json: bool) -> int:
-    """Simulate, and say what came of it."""
+    """Simulate and print the outcome."""
     from drivetrain.plan.simulation import outcome, show
     from drivetrain.plan.simulation.show import plot_what_if
 
@@ -245,7 +245,7 @@ def run_simulation(flags: Mapping[str, Any], what_if: str, plot: str, *, as_json
 
 
 def run_published(folder: str) -> int:
-    """The back-tests and the curve by size: tables and a picture in a folder."""
+    """Write the back-tests and goodput by size to a folder, as tables and a plot."""
     from drivetrain.plan.simulation import show
     from drivetrain.plan.simulation.outcome import curve, outcome_of
     from drivetrain.plan.simulation.published import ALL
@@ -272,14 +272,16 @@ def run_published(folder: str) -> int:
 
 
 def inputs_of(flags: Mapping[str, Any]) -> Inputs:
-    """From what was typed; every mistake at once."""
+    """The simulation's inputs; ConfigError lists every problem."""
     from drivetrain.plan.simulation.inputs import Inputs
 
     problems: list[Problem] = []
     if not flags["nodes"]:
-        problems.append(Problem("--nodes", "not given", "say how many train", has_value=False))
+        problems.append(
+            Problem("--nodes", "not given", "give the number of nodes that train", has_value=False)
+        )
     if not flags["mtbf"]:
-        remedy = "say how long one node lasts, such as 237d (Llama 3's)"
+        remedy = "give one node's mean time between failures, such as 237d (Llama 3's)"
         problems.append(Problem("--mtbf", "not given", remedy, has_value=False))
     if problems:
         raise ConfigError(problems)
@@ -316,7 +318,7 @@ def _value(word: str, said: Any) -> Any:
         try:
             return float(said) if "." in said or word == "price" else int(said)
         except ValueError:
-            raise ConfigError([Problem(where, "not a number", "give one", said)]) from None
+            raise ConfigError([Problem(where, "not a number", "give a number", said)]) from None
     return said
 
 
@@ -328,7 +330,7 @@ def _correlated(flags: Mapping[str, Any]) -> dict[str, Any]:
     try:
         per_day, nodes = float(parts[0]), int(parts[1])
     except (ValueError, IndexError):
-        remedy = "write times a day x nodes, such as 0.1x16"
+        remedy = "write times per day x nodes, such as 0.1x16"
         raise ConfigError([Problem("--correlated", "not understood", remedy, text)]) from None
     return {"correlated_per_day": per_day, "correlated_nodes": nodes}
 
@@ -341,7 +343,7 @@ def _stragglers(flags: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     parts = [part.strip() for part in text.lower().split("x")]
     if len(parts) != 3:
-        remedy = "write mtbf x slowdown x until found, such as 1000d x 1.3 x 2h"
+        remedy = "write mtbf x slowdown x time to detect, such as 1000d x 1.3 x 2h"
         raise ConfigError([Problem("--stragglers", "not understood", remedy, text)])
     where = "--stragglers"
     return {

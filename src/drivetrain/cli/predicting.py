@@ -15,11 +15,11 @@ from drivetrain.tune.settings import Study, load_study
 from drivetrain.tune.space import Float, Int, short_key
 
 _FAR_OFF = 2.0
-"""By which factor the held-out size may be missed before that is said."""
+"""Factor by which the prediction of the held-out size may be off before a warning."""
 
 
 def predict(words: Sequence[str], size: float, parameter: str) -> None:
-    """The optimum at each size, the law over them, the largest held out, and what was asked for."""
+    """Print the optimum at each size, the power law, the held-out error and the prediction."""
     if not 0 < size < math.inf:
         raise ConfigError([Problem("--for", "must be a size above 0", "--for 1024", size)])
     optima = sorted((_optimum(word, parameter) for word in words), key=lambda each: each.size)
@@ -28,7 +28,9 @@ def predict(words: Sequence[str], size: float, parameter: str) -> None:
     head = f"best {name}"
     say(f"{'size':>8}  {'trials':>6}  {head}  loss there")
     for each in optima:
-        mark = "  at the edge of what was searched: it may be beyond" * each.is_at_edge
+        mark = (
+            "  at the edge of the searched range: the optimum may be outside it" * each.is_at_edge
+        )
         value = f"{each.value:.4g}".rjust(len(head))
         say(f"{each.size:>8g}  {each.num_trials:>6}  {value}  {each.loss:>10.4g}{mark}")
     law = scaling.fit(optima)
@@ -40,7 +42,7 @@ def predict(words: Sequence[str], size: float, parameter: str) -> None:
         f"{largest.value:.4g} found, {off:.2f} times off"
     )
     if off > _FAR_OFF:
-        say("that is too far off to go by: more trials at each size, or sizes nearer to it")
+        say("too far off to rely on: run more trials at each size, or sizes closer to it")
     beyond = size / largest.size
     reach = f", {beyond:.1f} times the largest that was searched" if beyond > 1 else ""
     say(f"for size {size:g}{reach}: {parameter}={law.at(size):.4g}")
@@ -53,7 +55,7 @@ def _optimum(word: str, parameter: str) -> Optimum:
     except ValueError:
         size = math.nan
     if not folder or not 0 < size < math.inf:
-        remedy = "the study's directory and its size: studies/w64:64"
+        remedy = "write the study's directory and its size: studies/w64:64"
         raise ConfigError([Problem("STUDY:SIZE", "not a study with its size", remedy, word)])
     study = load_study(Path(folder))
     _check_parameter(study, parameter)
@@ -64,8 +66,10 @@ def _optimum(word: str, parameter: str) -> Optimum:
         if row.state == "done" and row.value is not None and parameter in row.values
     ]
     if len(trials) < FEWEST_TRIALS:
-        rule = f"{len(trials)} of its trials came to their end"
-        raise ConfigError([Problem(folder, rule, f"at least {FEWEST_TRIALS}", has_value=False)])
+        rule = f"only {len(trials)} of its trials finished"
+        raise ConfigError(
+            [Problem(folder, rule, f"needs at least {FEWEST_TRIALS}", has_value=False)]
+        )
     found = scaling.optimum(size, trials)
     return replace(found, loss=sign * found.loss)
 
@@ -77,17 +81,17 @@ def _check_parameter(study: Study, parameter: str) -> None:
         if isinstance(each, (Float, Int)) and each.low > 0
     }
     if parameter not in numbers:
-        rule = f"{study.path} has not searched it, or not over numbers above 0"
-        remedy = f"it has {', '.join(numbers) or 'none'}"
+        rule = f"{study.path} did not search it, or not over numbers above 0"
+        remedy = f"it searched {', '.join(numbers) or 'none'}"
         raise ConfigError([Problem("--parameter", rule, remedy, parameter)])
 
 
 def _check(optima: Sequence[Optimum]) -> None:
     num_sizes = len({each.size for each in optima})
     if num_sizes < len(optima):
-        rule, remedy = "two studies have the same size", "one study for each"
+        rule, remedy = "two studies have the same size", "give one study per size"
         raise ConfigError([Problem("STUDY:SIZE", rule, remedy, has_value=False)])
     if num_sizes < FEWEST_SIZES:
-        rule = "two sizes always lie on a line: there is nothing to check it by"
-        remedy = f"studies of at least {FEWEST_SIZES} sizes"
+        rule = "two sizes always lie on a line: nothing is left to check the fit"
+        remedy = f"give studies of at least {FEWEST_SIZES} sizes"
         raise ConfigError([Problem("STUDY:SIZE", rule, remedy, num_sizes)])

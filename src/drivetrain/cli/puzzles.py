@@ -1,4 +1,4 @@
-"""`drivetrain learn puzzle`; without torch, so that it answers at once."""
+"""`drivetrain learn puzzle`; does not import torch, so that it starts fast."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def start(name: str) -> None:
 
 
 def check(name: str, line: int) -> int:
-    """The exit code."""
+
     folder = LearnerFolder.around(Path.cwd())
     return 0 if puzzles.check_line(puzzle_named(name), line, folder, say) else 1
 

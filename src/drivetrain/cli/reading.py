@@ -1,4 +1,4 @@
-"""Reading a run that may be damaged: whatever cannot be read ends in a sentence."""
+"""Reading a run that may be damaged: an unexpected error becomes a one-line DamagedRun."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from drivetrain.core.errors import DamagedRun, DrivetrainError
 
 @contextmanager
 def reading(*addresses: str) -> Iterator[None]:
-    """What goes wrong inside is the run's fault, and says where it was noticed.
+    """Turn any unexpected exception inside into DamagedRun, with the place where it was raised.
 
-    Files of a run are checked as they are read; this is for what those checks do not know of.
+    Files of a run are checked as they are read; this covers what those checks miss.
     """
     try:
         yield
@@ -27,4 +27,4 @@ def reading(*addresses: str) -> Iterator[None]:
         where = f"{Path(last.filename).name}:{last.lineno}"
         said = f"{type(error).__name__} at {where}: {one_line(error)[:200]}"
         runs = " and ".join(addresses)
-        raise DamagedRun(f"{runs}: what lies there cannot be read as a run ({said})") from error
+        raise DamagedRun(f"{runs}: cannot be read as a run ({said})") from error

@@ -1,6 +1,7 @@
-"""Plain lines from the verbs: what a run's directory says cannot steer a terminal.
+"""Plain output lines: text from a run's directory cannot send control codes to a terminal.
 
-With `terminal.py`, which is for tables and colours, the one way out; rich is not loaded for this.
+Commands print only through this module and `terminal.py` (tables and colors, with rich, which is
+not imported here).
 """
 
 from __future__ import annotations
@@ -15,6 +16,6 @@ def say(text: str = "", *, err: bool = False) -> None:
 
 
 def hand_on(text: str) -> None:
-    """A piece of what was made fit already, as it is, at once."""
+    """Write text that is already safe for a terminal, and flush."""
     sys.stdout.write(text)
     sys.stdout.flush()

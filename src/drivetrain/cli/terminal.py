@@ -1,4 +1,4 @@
-"""Tables and colours from the verbs: what a run's directory says cannot steer a terminal."""
+"""Tables and colors: text from a run's directory cannot send control codes to a terminal."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rich.segment import Segment
 from drivetrain.core.text import plain
 
 _WIDTH_OF_FILES = 120
-"""A pipe or a file has no width: rich would take 80, and cut words out of tables."""
+"""A pipe or a file has no width: rich would assume 80 columns, and truncate tables."""
 
 
 class _Terminal(Console):
-    """rich's console, with words that are only words; rich's own colours are made after this."""
+    """rich's console without control codes in text; rich adds its own colors after this."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Each piece of text on its way out."""
+
         for segment in super().render(renderable, options):
             if segment.control:
                 yield segment
@@ -30,7 +30,7 @@ class _Terminal(Console):
 
 
 def terminal(**settings: Any) -> Console:
-    """As rich's Console; numbers and paths in a text get no colours of their own."""
+    """A rich Console that does not highlight numbers and paths in text."""
     console = _Terminal(**{"highlight": False, **settings})
     if not (console.is_terminal or "COLUMNS" in os.environ):
         console.width = _WIDTH_OF_FILES

@@ -15,16 +15,16 @@ from drivetrain.launch.target import options_text
 
 
 def help_of_target(argv: Sequence[str]) -> str | None:
-    """The flags of the target that is named; None when none is, or no help is asked for."""
+    """Help for the flags of the target that argv names; None if it names none."""
     name = asked_target(argv)
     return None if name is None else options_text(name)
 
 
 def run(argv: Sequence[str]) -> int:
-    """Start the ranks and keep them going, or hand the run to a target; the exit code."""
+    """Start and supervise the ranks, or submit the run to a target; return the exit code."""
     argv, plan, cluster = _without_plan(list(argv))
     if {"-h", "--help"} & set(argv) and asked_target(argv) is None:
-        read_command(argv)  # says so if help is asked of us, and not of the script
+        read_command(argv)  # raises HelpAsked if --help is ours and not the script's
     if plan is not None:
         argv = _planned(argv, plan, cluster)
     if is_bare_rank(os.environ):
@@ -40,14 +40,14 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _leave(code: int) -> NoReturn:
-    """At once: the run's last moment is written down, and what came after it would be nobody's."""
+    """Exit at once: the run's end is recorded, and time spent in cleanup would not be."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def _become_the_script(argv: Sequence[str]) -> None:
-    """Under a launcher of an engine's own, which has started the ranks: this is one of them."""
+    """Replace this process by the script: an engine's own launcher started it as a rank."""
     from drivetrain.launch.early import command_of_ranks
 
     os.execv(sys.executable, [sys.executable, *command_of_ranks(read_command(argv))])  # noqa: S606
@@ -56,7 +56,7 @@ def _become_the_script(argv: Sequence[str]) -> None:
 def _without_plan(argv: list[str]) -> tuple[list[str], str | None, str]:
     """Take out `--plan auto|FILE` and its `--cluster NAME`, before or after the script."""
     if not any(word.partition("=")[0] == "--plan" for word in argv):
-        return argv, None, ""  # a --cluster of the script's own stays
+        return argv, None, ""  # without --plan, --cluster is an argument of the script
     found: dict[str, str] = {}
     rest: list[str] = []
     queue = iter(argv)
@@ -70,7 +70,7 @@ def _without_plan(argv: list[str]) -> tuple[list[str], str | None, str]:
 
 
 def _planned(argv: list[str], plan: str, cluster: str) -> list[str]:
-    """The same words with what the plan chose; the ranks are told where it lies."""
+    """Add the plan's settings to argv; the environment tells the ranks where the plan is."""
     from drivetrain.plan.for_launch import plan_for_command, settings_of
     from drivetrain.train.watch.requested import PLAN_VARIABLE
 

@@ -1,4 +1,4 @@
-"""`drivetrain tune`: a study is driven, listed, shown, exported."""
+"""`drivetrain tune`: run, list, show and export studies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from drivetrain.tune.trial_run import Runner
 
 
 def settings_from(values: dict[str, Any]) -> Settings:
-    """What was typed, each value of its kind."""
+    """The study's settings, from the options."""
     try:
         rungs = tuple(int(step) for step in values["rungs"].split(",") if step)
     except ValueError:
@@ -47,12 +47,12 @@ def settings_from(values: dict[str, Any]) -> Settings:
 
 
 def _objectives(values: dict[str, Any]) -> dict[str, Any]:
-    """`--objective NAME:min`, once for each; the first is what --metric and --mode say else."""
+    """Settings from `--objective NAME:min`; the first objective replaces --metric and --mode."""
     said = values.pop("objectives", None) or []
     if not said:
         return {}
     if (values["metric"], values["mode"]) != ("loss", "min"):
-        rule, remedy = "--objective says all of them", "leave --metric and --mode out"
+        rule, remedy = "--objective names every objective", "leave --metric and --mode out"
         raise ConfigError([Problem("--metric", rule, remedy, values["metric"])])
     pairs = [each.partition(":") for each in said]
     if wrong := [name for name, _, mode in pairs if not name or mode not in ("", "min", "max")]:
@@ -63,7 +63,7 @@ def _objectives(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_population(values: dict[str, Any]) -> dict[str, Any]:
-    """Its factors as numbers; and each member is a trial, all of one generation."""
+    """Settings of a population: its factors as numbers; its members form one generation."""
     try:
         factors = tuple(map(float, values.get("perturb", "0.8,1.2").split(",")))
     except ValueError:
@@ -75,13 +75,13 @@ def _of_population(values: dict[str, Any]) -> dict[str, Any]:
     if not size:
         return {"perturb": factors}
     if values["num_trials"] not in (0, size):
-        rule = f"a population of {size} begins with as many"
+        rule = f"a population of {size} starts with that many"
         raise ConfigError([Problem("--trials", rule, "leave it out", values["num_trials"])])
     return {"perturb": factors, "num_trials": size, "generation": size}
 
 
 def run(settings: Settings, space: str, path: str, num_parallel: int, on: str) -> None:
-    """Drive a study to its end, from wherever it is."""
+    """Run a study to its end, from wherever it is."""
     require_libraries(settings)
     if num_parallel < 1:
         raise ConfigError([Problem("--parallel-trials", "must be at least 1", "1", num_parallel)])
@@ -96,7 +96,7 @@ def run(settings: Settings, space: str, path: str, num_parallel: int, on: str) -
     if settings.sampler == "grid" and not settings.num_trials:
         settings = dataclasses.replace(settings, num_trials=len(grid(given)))
     if settings.cluster:
-        load_cluster(settings.cluster)  # a name that nobody knows is said now
+        load_cluster(settings.cluster)  # reports an unknown name now
     _check_budget(settings, Path(path))
     earlier = warm_start.prepare(Path(path), settings, given)
     study = open_study(Path(path), settings, given)
@@ -108,17 +108,17 @@ def run(settings: Settings, space: str, path: str, num_parallel: int, on: str) -
         with _warm(request):
             Driver(study, runner, num_parallel, _say_now, planner, spent_by).run()
     except KeyboardInterrupt:
-        say("trials that run go on by themselves; the same command adopts them", err=True)
-        say(f"to end them: drivetrain tune stop {shlex.quote(path)}", err=True)
+        say("running trials continue on their own; the same command adopts them", err=True)
+        say(f"to stop them: drivetrain tune stop {shlex.quote(path)}", err=True)
         sys.exit(130)
     show(path, None)
     _say_if_more(settings, read_journal(study.path))
     if not decide.best(settings, read_journal(study.path)):
-        raise DrivetrainError("no trial has come to a value")
+        raise DrivetrainError("no trial has a result")
 
 
 def _warm(request: Request) -> AbstractContextManager[None]:
-    """Trials on this machine are forked, unless variables of their own decide how torch starts."""
+    """Fork local trials from a template, unless the job sets variables: torch may read them."""
     job = request.job
     if request.target.name != "local" or job.environment or job.secrets:
         return nullcontext()
@@ -126,16 +126,16 @@ def _warm(request: Request) -> AbstractContextManager[None]:
 
 
 def _say_if_more(settings: Settings, state: State) -> None:
-    """A study that its budget has ended may go on."""
+    """Tell how to continue a study whose budget is used up."""
     waiting = len(decide.ready(settings, state))
     to_come = settings.num_trials - len(state.asked)
     if settings.budget and (waiting or to_come > 0):
-        what = f"{waiting} wait to go on, {max(0, to_come)} were not begun"
-        say(f"the budget allows no more: {what}; the same command with a larger --budget resumes")
+        what = f"{waiting} wait to continue, {max(0, to_come)} were not started"
+        say(f"budget used up: {what}; the same command with a larger --budget resumes")
 
 
 def _check_budget(settings: Settings, path: Path) -> None:
-    """Its words, its price, and that it has not become another kind of budget."""
+    """Check the budget's form, that a price is known, and that its unit has not changed."""
     if settings.budget and budget.parse(settings.budget).unit == "usd":
         price_per_device_hour(settings)
     if not (path / STUDY_FILE).exists():
@@ -143,13 +143,13 @@ def _check_budget(settings: Settings, path: Path) -> None:
     had = load_study(path).settings.budget
     units = {budget.parse(each).unit if each else "" for each in (had, settings.budget)}
     if len(units) > 1 and read_journal(path).ended:
-        rule = f"was {had or 'none'} when the study began, and trials are counted by it"
-        remedy = "another amount of the same, or another --study"
+        rule = f"was {had or 'none'} when the study began, and its unit cannot change"
+        remedy = "use the same unit, or another --study"
         raise ConfigError([Problem("--budget", rule, remedy, settings.budget or "none")])
 
 
 def _request(settings: Settings, path: Path, on: str) -> Request:
-    """What `drivetrain train --on` makes of the same flags; refused here, if it will be later."""
+    """The request that `drivetrain train --on` makes of the same flags; ConfigError if invalid."""
     trials, ranks = str((path / "trials").absolute()), settings.processes_per_trial
     argv = [
         f"--on={on or 'local'}",
@@ -157,7 +157,7 @@ def _request(settings: Settings, path: Path, on: str) -> Request:
         f"--nproc-per-node={ranks}",
         f"--run-dir={trials}",
     ]
-    # flags of the job stand among the script's words; without --on, those are the script's alone
+    # with --on, flags of the job stand among the script's arguments; without, all are the script's
     script = [f"--script={settings.script}"] if on else [settings.script, "--"]
     request = read_request([*argv, *script, *settings.script_args])
     if request is None:  # --on was named
@@ -165,14 +165,14 @@ def _request(settings: Settings, path: Path, on: str) -> Request:
     job, target = request.job, request.target
     problems = target.problems(job)
     for flag, is_wrong, remedy in (
-        ("--nproc-per-node", job.processes_per_node != ranks, f"--nproc-per-trial {ranks}"),
-        ("--run-dir", job.run_dir != trials, "--study DIR"),
-        ("--nnodes", job.is_elastic, "as many nodes for every trial"),
+        ("--nproc-per-node", job.processes_per_node != ranks, f"use --nproc-per-trial {ranks}"),
+        ("--run-dir", job.run_dir != trials, "use --study DIR"),
+        ("--nnodes", job.is_elastic, "use the same number of nodes for every trial"),
         ("--dry-run", request.is_dry_run, "drivetrain train --dry-run shows one run"),
-        ("--wait", request.waits, "leave it out: a study is waited for"),
+        ("--wait", request.waits, "leave it out: tune always waits for the study"),
     ):
         if is_wrong:
-            problems.append(Problem(flag, "is not for a study", remedy, has_value=False))
+            problems.append(Problem(flag, "cannot be used in a study", remedy, has_value=False))
     if getattr(target, "run_is_elsewhere", False):
         volume = Path(target.run_dir_of(job)).parent  # type: ignore[attr-defined]
         if not volume.is_dir():
@@ -190,11 +190,11 @@ def _say_now(text: str) -> None:
 
 
 def stop(path: str) -> None:
-    """Ask every trial that runs to save and stop."""
+    """Ask every running trial to save and stop."""
     study = load_study(Path(path))
     if (driver := locks.holder(study.path / LOCK)) is not None:
-        rule = f"process {driver[1]} on {driver[0]} drives it, and would resume them"
-        raise ConfigError([Problem("STUDY", rule, "end that process first (Ctrl-C)", path)])
+        rule = f"process {driver[1]} on {driver[0]} drives it, and would resume its trials"
+        raise ConfigError([Problem("STUDY", rule, "stop that process first (Ctrl-C)", path)])
     state = read_journal(study.path)
     asked = 0
     for work in decide.ready(study.settings, state):
@@ -202,15 +202,15 @@ def stop(path: str) -> None:
         if made is not None and not made.status().state.is_over:
             submission.stop(study.run_dir(work.trial))
             asked += 1
-    say(f"{asked} trials saved and stopped; the command that began the study resumes it")
+    say(f"{asked} trials asked to save and stop; the command that started the study resumes it")
 
 
 def ls(folder: str) -> None:
-    """One line per study."""
+    """Print one line per study."""
     found = [path.parent for path in sorted(Path(folder).glob(f"*/{STUDY_FILE}"))]
     found = [Path(folder)] if (Path(folder) / STUDY_FILE).exists() else found
     if not found:
-        rule, remedy = "no study in it", "drivetrain tune SCRIPT --space … makes one"
+        rule, remedy = "contains no study", "create one with drivetrain tune SCRIPT --space …"
         raise ConfigError([Problem("FOLDER", rule, remedy, folder)])
     for path in found:
         try:
@@ -236,20 +236,22 @@ def _line(study: Study, state: State) -> str:
 
 
 def verify(path: str, trial: int | None) -> int:
-    """Replay a trial, the best unless one is named; 1 when it does not end with the same bits."""
+    """Replay a trial, by default the best; return 1 if it does not end with the same bits."""
     study = load_study(Path(path))
     state = read_journal(study.path)
     best = decide.winner(study.settings, state)
     if trial is None and study.settings.further and decide.best(study.settings, state):
         rule = "a study of several objectives has no best trial"
-        raise ConfigError([Problem("--trial", rule, "name one of the front", has_value=False)])
+        raise ConfigError(
+            [Problem("--trial", rule, "name one on the Pareto front", has_value=False)]
+        )
     if trial is None and best is None:
-        raise DrivetrainError("no trial has come to a value")
+        raise DrivetrainError("no trial has a result")
     number = best.trial if trial is None and best is not None else trial
     if number is None or not 0 <= number < len(state.asked):
-        remedy = f"0 to {len(state.asked) - 1}" if state.asked else "none was begun"
+        remedy = f"use 0 to {len(state.asked) - 1}" if state.asked else "none has started"
         raise ConfigError([Problem("--trial", "no such trial", remedy, trial)])
-    from drivetrain.tune.replay import replay  # torch, and only then
+    from drivetrain.tune.replay import replay  # imports torch
 
     done = replay(study, state, number)
     for part in done.segments:
@@ -259,16 +261,16 @@ def verify(path: str, trial: int | None) -> int:
     say(f"  study   {done.study_sha256}")
     say(f"  replay  {done.replay_sha256}")
     if done.is_same:
-        say(f"equal: {done.num_identical} tensors, the optimizer's and the ranks' state among them")
+        say(f"equal: {done.num_identical} tensors, including the optimizer's and the ranks' state")
         return 0
     for each in done.differences[:10]:
         say(f"  {each.name}: {each.what} {each.here} {each.there}".rstrip())
-    say(f"not equal; the replay is in {done.folder}")
+    say(f"not equal; the replay is kept in {done.folder}")
     return 1
 
 
 def show(path: str, trial: int | None) -> None:
-    """A study's trials, the best in front; or one of them."""
+    """Print a study's trials, the best first, or one of them."""
     study = load_study(Path(path))
     state = read_journal(study.path)
     found = rows.rows_of(study, state)
@@ -300,7 +302,7 @@ def show(path: str, trial: int | None) -> None:
 def _show_one(study: Study, found: list[rows.Row], trial: int) -> None:
     row = next((each for each in found if each.trial == trial), None)
     if row is None:
-        remedy = f"0 to {len(found) - 1}" if found else "none was begun"
+        remedy = f"use 0 to {len(found) - 1}" if found else "none has started"
         raise ConfigError([Problem("--trial", "no such trial", remedy, trial)])
     place = "  (on the Pareto front)" if study.settings.further else "  (the best)"
     say(f"trial {trial}: {row.state}{place if row.is_best else ''}")
@@ -311,19 +313,19 @@ def _show_one(study: Study, found: list[rows.Row], trial: int) -> None:
         say(f"rung {end.rung}: {end.outcome}  step {end.step}{value}  {end.reason}".rstrip())
     say(f"run directory: {row.run_dir}")
     if row.fork is not None:
-        say(f"begun with: trial {row.fork.donor} at step {row.fork.step} ({row.fork.checkpoint})")
+        say(f"started from: trial {row.fork.donor} at step {row.fork.step} ({row.fork.checkpoint})")
         again = f"drivetrain tune verify {shlex.quote(str(study.path))} --trial {trial}"
-        say(f"from the root once more: {again}")
+        say(f"to replay it from the root: {again}")
         return
     settings = study.settings
     command = ["drivetrain", "train", settings.script]
     command += [f"--nnodes={settings.nodes_per_trial}"] if settings.nodes_per_trial > 1 else []
     command += [f"--nproc-per-node={settings.processes_per_trial}", *settings.script_args]
-    say(f"as a run of its own: {shlex.join([*command, *values_as_words(row.values)])}")
+    say(f"to run it on its own: {shlex.join([*command, *values_as_words(row.values)])}")
 
 
 def export(path: str, form: str, output: str | None) -> None:
-    """Every trial as CSV or JSON."""
+    """Write every trial as CSV or JSON."""
     found = rows.rows_of(load_study(Path(path)))
     text = rows.as_json(found) if form == "json" else rows.as_csv(found)
     if output is None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def verify_resume(
     argv: tuple[str, ...], steps: int, ranks: int, then_ranks: int, *, as_json: bool
 ) -> int:
-    """Certify, and say so; 1 when it does not hold."""
+    """Certify and print the result; return 1 if the certificate does not hold."""
     from drivetrain.cli.terminal import terminal
     from drivetrain.verify.resume import TOLERANCE, certify_resume
 
@@ -38,28 +38,28 @@ def verify_resume(
     half = certificate.killed_after
     console.print(
         f"{certificate.script}: {steps} steps on {ranks} ranks, against {half} steps on {ranks} "
-        f"ranks, SIGKILL, and on from step {certificate.resumed_from} on {then_ranks} ranks",
+        f"ranks, SIGKILL, and a resume from step {certificate.resumed_from} on {then_ranks} ranks",
         markup=False,
     )
     for problem in certificate.problems:
         console.print(f"  {problem}", markup=False)
     if certificate.same_bits:
-        console.print("  final weights: equal to the last bit")
+        console.print("  final weights: equal bit for bit")
     elif not certificate.problems:
         console.print(
             f"  losses after the kill: largest relative deviation {certificate.deviation:.1e} "
-            f"(allowed at another layout: {TOLERANCE:.0e}; at the same one: none, to the last bit)"
+            f"(allowed in another layout: {TOLERANCE:.0e}; in the same one: none, bit for bit)"
         )
     console.print("  certified" if certificate.holds else "  NOT certified")
     return 0 if certificate.holds else 1
 
 
 def verify_parity(argv: tuple[str, ...], layouts: str, steps: int, *, as_json: bool) -> int:
-    """Certify, and say so; 1 when a layout does not hold."""
+    """Certify and print the result; return 1 if a layout does not hold."""
     from drivetrain.cli.terminal import terminal
     from drivetrain.verify.parity.layouts import parse_layouts
 
-    asked = parse_layouts(layouts)  # before torch is loaded: a typing error is answered at once
+    asked = parse_layouts(layouts)  # before torch is imported, so that a typo is reported at once
 
     from drivetrain.verify.parity.certificate import certify_parity
 
@@ -78,7 +78,7 @@ def verify_parity(argv: tuple[str, ...], layouts: str, steps: int, *, as_json: b
 
 
 def write_curve(runs: Sequence[str], metric: str, path: str) -> int:
-    """Of several seeds, for `verify_curve`."""
+    """Write the curves of several seeds, for `verify_curve`."""
     from drivetrain.verify import curve
 
     expected = curve.collect(runs, metric)
@@ -88,11 +88,11 @@ def write_curve(runs: Sequence[str], metric: str, path: str) -> int:
 
 
 def verify_curve(runs: Sequence[str], path: str) -> int:
-    """Every step, and the verdict; 1 when one is outside."""
+    """Print every step and the verdict; return 1 if a value is outside its interval."""
     from drivetrain.verify import curve
 
     if not path or len(runs) != 1:
-        rule, remedy = "one run and --expected FILE, or several and --write FILE", "add one"
+        rule, remedy = "needs one run with --expected, or several with --write", "give one of them"
         raise ConfigError([Problem("RUN", rule, remedy, " ".join(runs))])
     expected = curve.read(path)
     points = curve.judge(runs[0], expected)
@@ -103,7 +103,7 @@ def verify_curve(runs: Sequence[str], path: str) -> int:
         say(f"{point.step:>8}  {point.value:>10.6g}  {point.low:.6g} and {point.high:.6g}{mark}")
     num_outside = sum(not point.holds for point in points)
     if num_outside:
-        say(f"another curve: {num_outside} of {len(points)} values are outside")
+        say(f"different curve: {num_outside} of {len(points)} values are outside the interval")
         return 1
     say("as expected: every value is within the seeds' prediction interval")
     return 0
@@ -114,7 +114,7 @@ def _show_parity(console: Console, certificate: ParityCertificate) -> None:
     console.print(
         f"{certificate.script}: {certificate.steps} steps in {certificate.precision}, each layout "
         f"against 1 process\n  allowed: losses {allowed.loss:.0e}, gradient norms "
-        f"{allowed.gradient_norm:.0e}, relatively ({allowed.reason})" + _traced(allowed),
+        f"{allowed.gradient_norm:.0e}, relative ({allowed.reason})" + _traced(allowed),
         markup=False,
     )
     for note in certificate.notes:
@@ -134,7 +134,7 @@ def _traced(allowed: Tolerance) -> str:
         return ""
     return (
         f"\n  in the first {TRACED_STEPS} steps also: every module's output {allowed.output:.0e}, "
-        f"every parameter's gradient and move {allowed.value:.0e}"
+        f"every parameter's gradient and update {allowed.value:.0e}"
     )
 
 
@@ -147,24 +147,24 @@ def _parity_lines(result: LayoutResult, width: int) -> list[str]:
     if result.itself is not None and result.parting is not None:
         return [
             f"{head}same training to step {result.parting.step - 1}",
-            f"  from there one process parts from itself by {result.itself.loss_deviation:.1e} "
+            f"  after that, one process diverges from itself by {result.itself.loss_deviation:.1e} "
             "when only the last bits of its gradients change",
         ]
     if result.holds and result.lacks_gradients:
-        why = "its engine takes the gradients: not compared parameter by parameter"
+        why = "its engine handles the gradients: not compared parameter by parameter"
         return [f"{head}same training", f"  {why}"]
     if result.holds:
         return [f"{head}same training"]
-    lines = [f"{head}ANOTHER training"]
+    lines = [f"{head}DIFFERENT training"]
     parting = result.parting
     if parting is not None:
         lines.append(
-            f"  {parting.what} of step {parting.step}: {parting.here:.6g} instead of "
+            f"  {parting.what} at step {parting.step}: {parting.here:.6g} instead of "
             f"{parting.reference:.6g}"
         )
     if result.divergence is not None:
-        return [*lines, f"  first parts at {result.divergence}"]
-    return [*lines, "  no module or parameter was seen to part"]
+        return [*lines, f"  first difference: {result.divergence}"]
+    return [*lines, "  no module or parameter was seen to differ"]
 
 
 # `drivetrain drill`.
@@ -172,12 +172,12 @@ def _parity_lines(result: LayoutResult, width: int) -> list[str]:
 _LEAST_SLOW_S = 20.0
 
 _OWN_LOOP = (
-    "a loop of your own calls no hooks: samples are not compared, and a rank cannot be made to hang"
+    "your own loop calls no hooks: samples are not compared, and a rank cannot be made to hang"
 )
 
 
 def drill_script(argv: tuple[str, ...], ranks: int, kinds: tuple[str, ...], step: int) -> int:
-    """Each kind of fault once, on the user's own script."""
+    """Inject each kind of fault once into the user's script; return 1 if a run does not recover."""
     from drivetrain.cli.terminal import terminal
     from drivetrain.verify.drills.drill import Setting, run_drill, run_reference, small_disk
     from drivetrain.verify.drills.faults import (
@@ -204,11 +204,13 @@ def drill_script(argv: tuple[str, ...], ranks: int, kinds: tuple[str, ...], step
         setting = replace(setting, disk=disk)
         console.print(f"{argv[0]} on {ranks} ranks, without a fault …", markup=False)
         reference = run_reference(setting, Path(scratch) / "reference", timeout_s=3600)
-        # stopped while it starts, saves or evaluates: none of that takes longer than all together
+        # a rank may be stopped while it starts, saves or evaluates; none takes longer than the run
         slow_s = max(_LEAST_SLOW_S, 3 * reference.took_s)
         setting = replace(setting, flags=("--slow-timeout", f"{slow_s:.0f}"))
         audited = "same weights, every sample once"
-        if not reference.samples:  # no hook was called: nobody noted samples, and none can hang
+        if (
+            not reference.samples
+        ):  # no hook was called: no samples were recorded, and no rank can hang
             console.print(_OWN_LOOP, markup=False)
             audited, kinds = "same weights", tuple(kind for kind in kinds if kind not in BY_HOOK)
         for kind in (each for each in ONE_HOST_ALL if each in kinds):

@@ -1,4 +1,4 @@
-"""Who am I: rank, world and rendezvous endpoint, read from whatever started this process."""
+"""This process's identity: rank, world size and rendezvous endpoint, as set by its launcher."""
 
 from drivetrain.cluster.environments import Identity, detect
 

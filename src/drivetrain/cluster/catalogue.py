@@ -1,7 +1,7 @@
-"""The catalogue: real devices, instances and links, each figure with where it is from.
+"""The catalogue: real devices, instances and links, each with the source of its figures.
 
-Figures stand in catalogue.yaml beside this file. A data sheet states peaks; what a program reaches
-is `achieved` of it: of a product's rate, of memory bandwidth, of a link.
+The figures are in catalogue.yaml next to this file. A data sheet states peaks; `achieved` is the
+fraction that a program reaches: of the rate of matrix products, of memory bandwidth, of a link.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from drivetrain.core.section import Section
 
 
 class LinkEntry(Section):
-    """A link, per device and direction."""
+    """A link; its figures are per device and direction."""
 
     gb_per_s: float = Field(gt=0)
-    """By the data sheet, one direction."""
+    """Bandwidth in one direction, from the data sheet."""
     achieved: float = Field(default=1.0, gt=0, le=1)
-    """The part of it that a large collective reaches."""
+    """Fraction of the bandwidth that a large collective reaches."""
     latency_us: float = Field(default=0.0, ge=0)
-    """Of one step of a ring."""
+    """Latency of one step of a ring."""
     by_kind: dict[str, tuple[float, float]] = Field(default_factory=dict)
-    """(GB a second, microseconds) of collectives that were measured by themselves."""
+    """(GB per second, microseconds) of collectives that were measured separately."""
     source: str = ""
     """Where the figures are from."""
 
@@ -40,45 +40,45 @@ class DeviceEntry(Section):
     """A device."""
 
     name: str = ""
-    """What it is called."""
+    """Name of the device."""
     memory_gib: float = Field(gt=0)
-    """What a program can have of it."""
+    """Memory that a program can use."""
     peak_tflops: dict[str, float]
-    """Dense, by precision."""
+    """Dense peak rate, by precision."""
     achieved: float | dict[str, float] = 1.0
-    """The part of it that a large matrix product reaches."""
+    """Fraction of the peak rate that a large matrix product reaches."""
     memory_gb_per_s: float = Field(gt=0)
-    """Peak."""
+    """Peak memory bandwidth."""
     memory_achieved: float = Field(default=0.8, gt=0, le=1)
-    """The part of it that element-wise operations reach."""
+    """Fraction of the memory bandwidth that element-wise operations reach."""
     operation_us: float = Field(default=5.0, ge=0)
-    """What one operation costs even when it has nothing to do."""
+    """Fixed overhead of one operation."""
     overlap: float = Field(default=0.9, ge=0, le=1)
-    """The part of an exchange that can go on beside computing."""
+    """Fraction of communication that can overlap with computation."""
     is_accelerator: bool = True
-    """Whether its memory is its own."""
+    """Whether the device has its own memory."""
     small_product_gflop: float = Field(default=0.0, ge=0)
-    """A product of this size reaches half the rate of a large one."""
+    """A matrix product of this size reaches half the rate of a large one."""
     attention_tflops: dict[str, float] = Field(default_factory=dict)
-    """In fused attention, by precision; empty: as in products."""
+    """Rate of fused attention, by precision. Empty: as for matrix products."""
     curved_gb_per_s: float = Field(default=0.0, ge=0)
-    """What exponentials, roots and means read and write; 0: as all others."""
+    """Memory bandwidth of exponentials, roots and means. 0: as for other operations."""
     shared_product_us: float = Field(default=0.0, ge=0)
-    """What a product costs beside its work when tp ranks share it."""
+    """Overhead of a matrix product that tp ranks share, besides its work."""
     sharded_unit_us: float = Field(default=0.0, ge=0)
-    """What fsdp costs per block and micro-batch beside what it sends."""
+    """Overhead of fsdp per block and micro-batch, besides communication."""
     inside: str | LinkEntry = "pcie-3"
-    """The link to others of the same node."""
+    """Link to other devices of the same node."""
     between: str | LinkEntry = "ethernet-10"
-    """The link to other nodes when nothing else is said."""
+    """Default link to other nodes."""
     host_gb_per_s: float = 12.0
-    """To the host's memory."""
+    """Bandwidth to the host's memory."""
     source: str = ""
     """Where the figures are from."""
 
     @property
     def memory_bytes(self) -> int:
-        """In bytes."""
+        """Memory in bytes."""
         return int(self.memory_gib * 2**30)
 
     def to_device(self) -> Device:
@@ -108,36 +108,36 @@ class InstanceEntry(Section):
     """A cloud instance."""
 
     device: str
-    """Of the catalogue."""
+    """Name of a device in the catalogue."""
     devices_per_node: int
-    """How many of them."""
+    """Number of devices in a node."""
     inside: str | None = None
-    """Where it differs from the device's own."""
+    """Link inside a node, if it differs from the device's own."""
     between: LinkEntry
-    """The network, per device."""
+    """Network between nodes, per device."""
     host_memory_gb: float
-    """Of the node."""
+    """Host memory of a node."""
     storage_gb_per_s: float
-    """Assumed for a shared file system or object store, per node."""
+    """Assumed bandwidth to a shared file system or object store, per node."""
     price_per_node_hour: float
-    """On demand, list price, US dollars."""
+    """On-demand list price in US dollars."""
     source: str
     """Where the figures are from."""
 
     def settings(self) -> dict[str, Any]:
-        """As a cluster file would state them."""
+        """Return the values as a cluster file would contain them."""
         return self.model_dump(exclude={"source"}, exclude_none=True)
 
 
 class Catalogue(Section):
-    """All of it."""
+    """All devices, links and instances, by name."""
 
     devices: dict[str, DeviceEntry]
-    """By name."""
+    """Devices by name."""
     links: dict[str, LinkEntry]
-    """By name."""
+    """Links by name."""
     instances: dict[str, InstanceEntry]
-    """By name."""
+    """Cloud instances by name."""
 
 
 @cache
@@ -146,12 +146,13 @@ def catalogue() -> Catalogue:
     return Catalogue.model_validate(yaml.safe_load(text))
 
 
-# What known devices can do at most: dense bf16 or fp16 operations a second, by their makers.
+# Peak rates of known devices: dense bf16 or fp16 operations per second.
 #
-# From the makers' data sheets, without sparsity. GeForce cards add 16-bit products up in fp32, as
-# training does, at half the advertised rate: that half is here. A name is exactly what the driver
-# calls a device, so that an L40 is no L4 and an RTX A1000 no A100; a slice of a device (MIG, vGPU)
-# has a name of its own. A device that is not here has no peak, rather than another one's.
+# From the makers' data sheets, without sparsity. GeForce cards accumulate 16-bit products in fp32,
+# as training does, at half the advertised rate; the table has that half. A name is exactly what the
+# driver calls a device, so that an L40 is not taken for an L4, or an RTX A1000 for an A100; a slice
+# of a device (MIG, vGPU) has its own name. A device that is not listed has no peak, rather than
+# another device's.
 #
 # Left out, because one name stands for several peaks: "AMD Instinct MI250X/MI250" (two products),
 # "Intel(R) Data Center GPU Max 1550" (one of its tiles, or both), "NVIDIA H100 80GB HBM2e" (several
@@ -211,7 +212,7 @@ _BY_NAME = {name.casefold(): tflops * _TERA for name, tflops in PEAK_16_BIT_TFLO
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Of a device by its driver's name; None when it is not known."""
+    """Return the peak of a device by the driver's name for it; None if it is not known."""
     name = " ".join(device_name.split()).casefold()
     # drivers before 510 left the maker's name out: "A100-SXM4-40GB"
     return _BY_NAME.get(name) or _BY_NAME.get(f"nvidia {name}")

@@ -1,4 +1,4 @@
-"""Cluster: nodes × devices and the links between them, as a strategy and the planner see them."""
+"""Cluster: nodes × devices and the links between them, as used by strategies and the planner."""
 
 from __future__ import annotations
 
@@ -8,65 +8,65 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Device:
-    """One device, by what it does and not by what its data sheet promises."""
+    """One device, described by achieved rates, not by its data sheet's peaks."""
 
     name: str
     memory_bytes: int
     flops: Mapping[str, float]
-    """Floating-point operations a second in large matrix products, by precision."""
+    """Floating-point operations per second in large matrix products, by precision."""
     memory_bytes_per_s: float
-    """What operations other than products read and write."""
+    """Memory bandwidth of operations other than matrix products."""
     operation_s: float = 0.0
-    """What one operation costs even when there is nothing to do in it."""
+    """Fixed overhead of one operation."""
     is_accelerator: bool = True
     overlap: float = 0.9
-    """The part of an exchange that can go on beside computing, where the program lets it."""
+    """Fraction of communication that can overlap with computation, if the program allows it."""
     peak_flops: Mapping[str, float] = field(default_factory=dict)
-    """By the data sheet; only to state a utilisation."""
+    """Peak rate from the data sheet, by precision; used only to report utilisation."""
     small_product_flops: float = 0.0
-    """A product with so many operations runs at half the rate of a large one; 0: not known."""
+    """A product with this many operations runs at half the rate of a large one. 0: not known."""
     attention_flops: Mapping[str, float] = field(default_factory=dict)
-    """Operations a second in fused attention, by precision; empty: as in products."""
+    """Operations per second in fused attention, by precision. Empty: as in matrix products."""
     curved_bytes_per_s: float = 0.0
-    """What exponentials, roots and means read and write; 0: as all others."""
+    """Memory bandwidth of exponentials, roots and means. 0: as for other operations."""
     shared_product_s: float = 0.0
-    """What a product costs the host beside its work when tp ranks share it."""
+    """Host overhead of a matrix product that tp ranks share, besides its work."""
     sharded_unit_s: float = 0.0
-    """What fsdp costs the host per block and micro-batch beside what it sends."""
+    """Host overhead of fsdp per block and micro-batch, besides communication."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """What one device can send to its neighbour in a ring, and how long an empty message takes."""
+    """Bandwidth from one device to its neighbour in a ring, and the latency of a message."""
 
     bytes_per_s: float
     latency_s: float = 0.0
     by_kind: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """(bytes a second, seconds) of kinds of collectives that were measured by themselves."""
+    """(bytes per second, seconds) of collectives that were measured separately, by kind."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """What the ranks run on. Memory is per device; None where it is not known."""
+    """The hardware that the ranks run on. None: not known."""
 
     num_nodes: int = 1
     devices_per_node: int = 1
     device_memory_bytes: int | None = None
     device: Device | None = None
     inside: Link | None = None
-    """Between devices of one node."""
+    """Link between devices of one node."""
     between: Link | None = None
-    """Between nodes, per device when all of them talk."""
+    """Link between nodes, per device, with all devices communicating."""
     host_memory_bytes: int | None = None
-    """Per node."""
+    """Host memory per node."""
     host_link: Link | None = None
-    """From a device to its host's memory."""
+    """Link from a device to its host's memory."""
     storage_bytes_per_s: float | None = None
-    """What one node can write."""
+    """Write bandwidth of one node to storage."""
     price_per_node_hour: float | None = None
     name: str = ""
 
     @property
     def num_devices(self) -> int:
-        """In all nodes."""
+        """Number of devices in all nodes."""
         return self.num_nodes * self.devices_per_node

@@ -1,4 +1,4 @@
-"""The environments Drivetrain knows: each detects itself and reads its own variables."""
+"""The launch environments that Drivetrain supports; each detects itself and reads its variables."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import ClassVar, Protocol
 
 from drivetrain.core.errors import EnvironmentProblem, Problem
 
-# Identity: one process's place in its world.
+# Identity: the rank of one process in its world.
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Ranks count processes, `node_rank` counts machines; `main_address` is where they meet."""
+    """A process's ranks. `node_rank` counts nodes; `main_address` is the rendezvous address."""
 
     environment: str
     rank: int
@@ -28,28 +28,28 @@ class Identity:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process speaks for the run."""
+        """True for rank 0, which prints and writes for the run."""
         return self.rank == 0
 
 
 class ClusterEnvironment(Protocol):
-    """One way in which processes are started and told who they are."""
+    """One way to start processes and tell them their ranks."""
 
     name: ClassVar[str]
 
     @staticmethod
     def detect(variables: Mapping[str, str]) -> bool:
-        """Whether these variables are this environment's."""
+        """True if these variables belong to this environment."""
         ...
 
     @staticmethod
     def identity(variables: Mapping[str, str]) -> Identity:
-        """Who this process is."""
+        """Return this process's identity."""
         ...
 
 
 def whole_number(variables: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """A variable as a number, or an error that names it."""
+    """Return a variable as a number; EnvironmentProblem names it if it is missing or invalid."""
     text = variables.get(name)
     if text is None:
         if default is not None:
@@ -61,7 +61,7 @@ def whole_number(variables: Mapping[str, str], name: str, default: int | None = 
         return int(text)
     except ValueError:
         raise EnvironmentProblem(
-            [Problem(name, "must be a whole number", "see who sets this variable", text)]
+            [Problem(name, "must be a whole number", "check what sets this variable", text)]
         ) from None
 
 
@@ -72,7 +72,7 @@ class Torchrun:
 
     @staticmethod
     def detect(variables: Mapping[str, str]) -> bool:
-        """Torchelastic names its run; plain env:// users set RANK and LOCAL_RANK by hand."""
+        """Torchelastic sets its run id; users of plain env:// set RANK and LOCAL_RANK by hand."""
         return "TORCHELASTIC_RUN_ID" in variables or {
             "RANK",
             "LOCAL_RANK",
@@ -82,24 +82,24 @@ class Torchrun:
 
     @staticmethod
     def identity(variables: Mapping[str, str]) -> Identity:
-        """All six variables come from the agent."""
+        """Read the six variables that the agent sets."""
         return _from_env_contract(Torchrun.name, variables)
 
 
 class DeepSpeedLauncher:
-    """A process of the `deepspeed` command: torch's variables, and some under names of its own."""
+    """A process of the `deepspeed` command: torch's variables, some under DeepSpeed's names."""
 
     name: ClassVar[str] = "deepspeed"
 
     @staticmethod
     def detect(variables: Mapping[str, str]) -> bool:
-        """`CROSS` counts machines, as with Horovod; a torchrun inside wins."""
+        """`CROSS` counts nodes, as with Horovod; a torchrun inside takes precedence."""
         own = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK"}
         return own <= set(variables) and "TORCHELASTIC_RUN_ID" not in variables
 
     @staticmethod
     def identity(variables: Mapping[str, str]) -> Identity:
-        """The same contract as torchrun."""
+        """Read the same variables as torchrun's, two of them under DeepSpeed's names."""
         theirs = {
             "LOCAL_WORLD_SIZE": variables["LOCAL_SIZE"],
             "GROUP_RANK": variables["CROSS_RANK"],
@@ -108,13 +108,16 @@ class DeepSpeedLauncher:
 
 
 class RayTrain:
-    """A Ray Train worker: torch's variables, set by Ray's own process-group set-up."""
+    """A Ray Train worker: torch's variables, set by Ray's own process-group setup."""
 
     name: ClassVar[str] = "ray"
 
     @staticmethod
     def detect(variables: Mapping[str, str]) -> bool:
-        """The raylet marks every worker, only Train's have a rank; a torchrun inside wins."""
+        """Every Ray worker has the raylet's variable, only Ray Train's workers have a rank.
+
+        A torchrun inside takes precedence.
+        """
         return (
             "RAY_RAYLET_PID" in variables
             and {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(variables)
@@ -123,7 +126,7 @@ class RayTrain:
 
     @staticmethod
     def identity(variables: Mapping[str, str]) -> Identity:
-        """The same contract as torchrun; Ray spells the node's index NODE_RANK."""
+        """Read the same variables as torchrun's; Ray calls the node's index NODE_RANK."""
         return _from_env_contract(RayTrain.name, variables)
 
 
@@ -147,18 +150,18 @@ def _from_env_contract(name: str, variables: Mapping[str, str]) -> Identity:
 
 
 class HorovodEnvironment:
-    """A process of `horovodrun --gloo`: it knows its rank; torch's ranks meet through Horovod."""
+    """A process of `horovodrun --gloo`: its rank is set; torch's rendezvous uses Horovod."""
 
     name: ClassVar[str] = "horovod"
 
     @staticmethod
     def detect(variables: Mapping[str, str]) -> bool:
-        """Each process is given its slot."""
+        """Horovod sets the rank and size of each process."""
         return {"HOROVOD_RANK", "HOROVOD_SIZE"} <= set(variables)
 
     @staticmethod
     def identity(variables: Mapping[str, str]) -> Identity:
-        """`cross` counts machines. There is no port for torch yet: rank 0 opens one."""
+        """`cross` counts nodes. There is no port for torch yet: rank 0 opens one later."""
         return Identity(
             environment=HorovodEnvironment.name,
             rank=whole_number(variables, "HOROVOD_RANK"),
@@ -172,7 +175,7 @@ class HorovodEnvironment:
 
 
 class SlurmEnvironment:
-    """A task started by srun: Slurm says who it is, and its node list where to meet."""
+    """A task started by srun: Slurm sets its rank, and the first node is the rendezvous host."""
 
     name: ClassVar[str] = "slurm"
     # Steps with ids this high are Slurm's own (batch script, interactive shell), not srun's tasks.
@@ -180,14 +183,14 @@ class SlurmEnvironment:
 
     @staticmethod
     def detect(variables: Mapping[str, str]) -> bool:
-        """Only inside an srun step: a batch script alone is one process, not a world."""
+        """True only inside an srun step: a batch script alone is a single process."""
         if not {"SLURM_JOB_ID", "SLURM_PROCID", "SLURM_STEP_ID"} <= set(variables):
             return False
         return whole_number(variables, "SLURM_STEP_ID") < SlurmEnvironment._FIRST_RESERVED_STEP
 
     @staticmethod
     def identity(variables: Mapping[str, str]) -> Identity:
-        """The port is derived from job and step, so that all tasks agree without talking."""
+        """Derive the port from job and step, so that all tasks agree without communicating."""
         nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "")
         node_rank = whole_number(variables, "SLURM_NODEID", 0)
         tasks = variables.get("SLURM_STEP_TASKS_PER_NODE") or variables.get(
@@ -233,7 +236,7 @@ class KubernetesEnvironment:
 
     @staticmethod
     def detect(variables: Mapping[str, str]) -> bool:
-        """Inside a cluster, with the training operator's variables but no launcher's."""
+        """True inside a cluster, with the training operator's variables but no launcher's."""
         inside = "KUBERNETES_SERVICE_HOST" in variables
         pod_level = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(variables)
         torchrun_style = {"PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR"} <= set(variables)
@@ -241,7 +244,7 @@ class KubernetesEnvironment:
 
     @staticmethod
     def identity(variables: Mapping[str, str]) -> Identity:
-        """PyTorchJob speaks of RANK and WORLD_SIZE, TrainJob of PET_NODE_RANK and PET_NNODES."""
+        """PyTorchJob sets RANK and WORLD_SIZE, TrainJob sets PET_NODE_RANK and PET_NNODES."""
         rank = whole_number(variables, "RANK", whole_number(variables, "PET_NODE_RANK", 0))
         return Identity(
             environment=KubernetesEnvironment.name,
@@ -262,13 +265,13 @@ class KubernetesEnvironment:
 
 
 class SingleProcess:
-    """No launcher around: a world of one."""
+    """No launcher: a world of one process."""
 
     name: ClassVar[str] = "single process"
 
     @staticmethod
     def detect(variables: Mapping[str, str]) -> bool:  # noqa: ARG004 - the last resort fits always
-        """Always: it stands last."""
+        """Always true: this environment is the last one tried."""
         return True
 
     @staticmethod
@@ -289,7 +292,7 @@ ENVIRONMENTS: tuple[type[ClusterEnvironment], ...] = (
 
 
 def detect(variables: Mapping[str, str] | None = None) -> Identity:
-    """Who this process is, from its environment variables."""
+    """Return this process's identity, from its environment variables."""
     variables = os.environ if variables is None else variables
     environment = next(env for env in ENVIRONMENTS if env.detect(variables))
     identity = environment.identity(variables)
@@ -308,5 +311,5 @@ def detect(variables: Mapping[str, str] | None = None) -> Identity:
 
 
 def is_bare_rank(variables: Mapping[str, str]) -> bool:
-    """Whether a launcher without a supervisor has started this process as a rank."""
+    """True if a launcher without a supervisor started this process as a rank."""
     return HorovodEnvironment.detect(variables)

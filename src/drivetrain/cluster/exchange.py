@@ -1,9 +1,10 @@
-"""What a collective takes by size: a latency and a rate, fitted to what was measured. No torch.
+"""The time of a collective by size: a latency and a rate, fitted to measurements. No torch.
 
     seconds = hops · latency + passes · bytes / rate
 
-`plan` prices an exchange with this, `bench collectives` shows it beside its rows, and `probe`
-writes it into cluster.yaml. Bytes are of the whole: what a gather gives, what a reduction is given.
+`plan` estimates communication with this, `bench collectives` shows it next to its measurements, and
+`probe` writes it to cluster.yaml. Bytes are those of the whole tensor: a gather's output, a
+reduction's input.
 """
 
 from __future__ import annotations
@@ -25,47 +26,47 @@ _OVER_A_RING = {
 }
 _ONCE = ("broadcast", "reduce", "send_recv", "barrier")
 PLANNED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-"""Kinds that the planner prices by themselves."""
+"""Collectives that the planner estimates individually."""
 
 
 def passes(kind: str, num_ranks: int) -> float:
-    """How often a byte of the whole crosses a rank's link: nccl-tests' busbw over its algbw."""
+    """Return how often a byte of the whole crosses a rank's link: nccl-tests' busbw / algbw."""
     if kind in _ONCE:
         return 1.0
     return _OVER_A_RING[kind] * (num_ranks - 1) / num_ranks
 
 
 def hops(kind: str, num_ranks: int) -> float:
-    """Messages one after another; beyond a few nodes libraries use trees."""
+    """Return the number of sequential messages; beyond a few nodes libraries use trees."""
     along = min(num_ranks - 1, 4.0 * math.log2(num_ranks))
     return along * (2 if kind == "all_reduce" else 1)
 
 
 @dataclass(frozen=True)
 class ExchangeFit:
-    """One kind of collective on so many ranks."""
+    """The fit of one kind of collective on `num_ranks` ranks."""
 
     kind: str
     num_ranks: int
     bytes_per_s: float
-    """Through a rank's link, in large messages: the busbw that is approached."""
+    """Rate through a rank's link that large messages approach (nccl-tests' busbw)."""
     latency_s: float
-    """Of one hop."""
+    """Latency of one hop."""
 
     def seconds(self, num_bytes: float) -> float:
         sent = passes(self.kind, self.num_ranks) * num_bytes / self.bytes_per_s
         return hops(self.kind, self.num_ranks) * self.latency_s + sent
 
     def error(self, measured: Mapping[int, float]) -> float:
-        """The median distance to what was measured, as a part of it."""
+        """Return the median relative error against measurements."""
         return median(abs(self.seconds(size) / took - 1) for size, took in measured.items())
 
 
 def fit(kind: str, measured: Mapping[int, float], num_ranks: int) -> ExchangeFit:
-    """The rate by the two largest sizes, the latency by the smallest.
+    """Fit the rate to the two largest sizes and the latency to the smallest.
 
-    What lies between them is often on neither line (libraries change their ways there), and large
-    messages and empty ones are what most of a step's exchanges are.
+    Sizes in between often fit neither line, because libraries switch algorithms there, and most
+    communication of a step is in large or in tiny messages.
     """
     small, *_, large = sorted(measured)
     low = sorted(measured)[-2]
@@ -77,9 +78,10 @@ def fit(kind: str, measured: Mapping[int, float], num_ranks: int) -> ExchangeFit
 def link_entry(
     measured: Mapping[str, Mapping[int, float]], num_ranks: int, source: str
 ) -> LinkEntry | None:
-    """A link for a cluster file, by seconds per kind and size; None when too little was measured.
+    """Return a link for a cluster file, fitted to seconds per kind and size.
 
-    Each kind by itself: libraries do some of them in other ways than as a ring.
+    None if too little was measured. Each kind is fitted separately, because libraries do not use a
+    ring for all of them.
     """
     fits = {
         kind: fit(kind, sizes, num_ranks)

@@ -1,4 +1,4 @@
-"""cluster.yaml: what a user may say, and how the catalogue or a probe fills it in."""
+"""cluster.yaml: its keys, and how the catalogue or a probe fills them in."""
 
 from __future__ import annotations
 
@@ -18,55 +18,55 @@ from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.hints import nearest
 from drivetrain.core.section import Section
 
-# cluster.yaml: what a user may say about a cluster, and how names of the catalogue are filled in.
+# cluster.yaml describes a cluster; names from the catalogue are filled in.
 #
-#     instance: p5.48xlarge        # or: device, devices_per_node, inside, between … one by one
+#     instance: p5.48xlarge        # or set device, devices_per_node, inside, between … yourself
 #     nodes: 8
 #
-# Every value that is stated wins over the catalogue's.
+# Values in the file take precedence over the catalogue's.
 
 
 class ClusterFile(Section):
     """The file, as written."""
 
     name: str = ""
-    """What to call it."""
+    """Name of the cluster."""
     nodes: int = Field(default=1, gt=0)
     """Number of nodes."""
     instance: str | None = None
-    """A cloud instance of the catalogue; fills in all that is not stated."""
+    """A cloud instance from the catalogue; it fills in all keys that are not set."""
     devices_per_node: int | None = Field(default=None, gt=0)
     """Devices in one node."""
     device: str | DeviceEntry | None = None
-    """A device of the catalogue, or its figures."""
+    """A device from the catalogue, or its figures."""
     inside: str | LinkEntry | None = None
-    """The link between devices of a node: a name of the catalogue, or its figures."""
+    """The link between devices of a node: a name from the catalogue, or its figures."""
     between: str | LinkEntry | None = None
-    """The link between nodes, per device: a name, or its figures."""
+    """The link between nodes, per device: a name from the catalogue, or its figures."""
     host_memory_gb: float | None = Field(default=None, gt=0)
     """Host memory of a node."""
     storage_gb_per_s: float | None = Field(default=None, gt=0)
-    """What one node can write to where checkpoints go."""
+    """Bandwidth of one node to the storage of checkpoints."""
     price_per_node_hour: float | None = Field(default=None, ge=0)
-    """Money per node and hour."""
+    """Price per node and hour."""
     measured: dict[str, Any] | None = None
-    """What `drivetrain probe` measured, in full; not read."""
+    """All measurements of `drivetrain probe`; not read back."""
 
 
 def load_cluster(said: str) -> Cluster:
-    """From a file, or `NAME:COUNT` of the catalogue: h100:64 (devices), p5.48xlarge:8 (nodes)."""
+    """Load a file, or `NAME:COUNT` of the catalogue: h100:64 (devices), p5.48xlarge:8 (nodes)."""
     is_file = _is_file(said)
     return cluster_from(read_cluster(said), name=Path(said).stem if is_file else said)
 
 
 def read_cluster(said: str) -> ClusterFile:
-    """The same as it was said, with nothing filled in."""
+    """Read the same without filling anything in from the catalogue."""
     if _is_file(said):
         return _read(Path(said))
     name, _, count = said.partition(":")
     known = catalogue()
     if count and not count.isdigit():
-        raise _refused(said, "the count is no whole number", f"write {name}:8")
+        raise _refused(said, "the count is not a whole number", f"write {name}:8")
     number = int(count or 1)
     names = [*known.devices, *known.instances]
     name = next((each for each in names if each.lower() == name.lower()), name)
@@ -78,8 +78,8 @@ def read_cluster(said: str) -> ClusterFile:
             raise _refused(said, "devices come in nodes of 8", f"use {number // 8 * 8 + 8}")
         return ClusterFile(device=name, devices_per_node=per_node, nodes=number // per_node)
     near = nearest(name, names)
-    remedy = f"did you mean {near}?" if near else "give a cluster.yaml, or one of the catalogue"
-    raise _refused(said, "neither a file nor a name of the catalogue", remedy)
+    remedy = f"did you mean {near}?" if near else "give a cluster.yaml or a name from the catalogue"
+    raise _refused(said, "neither a file nor a name from the catalogue", remedy)
 
 
 def _is_file(said: str) -> bool:
@@ -87,7 +87,7 @@ def _is_file(said: str) -> bool:
 
 
 def cluster_from(given: ClusterFile, name: str = "") -> Cluster:
-    """Fill in from the catalogue what was not stated."""
+    """Fill in missing values from the catalogue."""
     known = catalogue()
     if given.instance is not None:
         given = _with_instance(given, known)
@@ -124,7 +124,7 @@ def _read(path: Path) -> ClusterFile:
     except OSError as error:
         raise _refused(str(path), error.strerror or str(error), "give a file") from error
     except yaml.YAMLError as error:
-        raise _refused(str(path), f"not YAML ({error})", "mend the YAML") from error
+        raise _refused(str(path), f"not YAML ({error})", "fix the YAML") from error
     except ValidationError as error:
         raise ConfigError([_explain(details) for details in error.errors()]) from error
 
@@ -160,7 +160,7 @@ def _device(said: str | DeviceEntry | None, known: Catalogue) -> DeviceEntry:
 
 
 def link_of(said: str | LinkEntry, known: Catalogue) -> Link:
-    """By its figures, or by its name in the catalogue."""
+    """Return a link from its figures, or by its name in the catalogue."""
     if isinstance(said, LinkEntry):
         return said.to_link()
     if said not in known.links:
@@ -184,11 +184,11 @@ __all__ = [
 ]
 
 
-# From what a probe measured to a cluster file.
+# Conversion of a probe's measurements to a cluster file.
 
 
 def cluster_file(found: Mapping[str, Any]) -> ClusterFile:
-    """Every figure as measured; `achieved` is therefore 1."""
+    """Return a cluster file with measured figures; `achieved` is therefore 1."""
     per_node = int(found["ranks_per_node"])
     is_host = found["device"] == "cpu"
     rates = {name: _large(products) for name, products in found["products"].items()}
@@ -212,7 +212,7 @@ def cluster_file(found: Mapping[str, Any]) -> ClusterFile:
         source="drivetrain probe",
     )
     links = _measured(found["exchange"], "drivetrain probe")
-    # one rank in each node, or all in one: the other link is taken to be like it
+    # with one rank per node, or one node, only one link is measured; assume the other equals it
     any_link = next(iter(links.values()), LinkEntry(gb_per_s=10.0, source="not measured: one rank"))
     return ClusterFile(
         name="probed",
@@ -228,15 +228,15 @@ def cluster_file(found: Mapping[str, Any]) -> ClusterFile:
 
 
 def to_yaml(file: ClusterFile, written_by: str = "drivetrain probe") -> str:
-    """As it is read again."""
+    """Return the file's text, which can be read back."""
     document = _rounded(file.model_dump(mode="json", exclude_unset=True, exclude_none=True))
     return f"# written by `{written_by}`\n" + str(yaml.safe_dump(document, sort_keys=False))
 
 
 def write_links(path: Path, exchange: Mapping[str, Any], nodes: int, per_node: int) -> bool:
-    """Links that were measured, into a cluster file; one that is not there yet is begun.
+    """Write measured links to a cluster file, which is created if it does not exist.
 
-    Whether it was: nothing is written when too little was measured for a fit.
+    Return False, and write nothing, if too little was measured for a fit.
     """
     by = "drivetrain bench collectives"
     links = _measured(exchange, by)
@@ -248,7 +248,7 @@ def write_links(path: Path, exchange: Mapping[str, Any], nodes: int, per_node: i
 
 
 def _rounded(value: Any) -> Any:
-    """Four digits, which is more than a measurement is good for."""
+    """Round to four digits, more than a measurement's accuracy."""
     if isinstance(value, dict):
         return {key: _rounded(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -257,20 +257,20 @@ def _rounded(value: Any) -> Any:
 
 
 def _least_large_side(products: Mapping[Any, float]) -> float:
-    """From where on products count as large; an accelerator needs larger ones than a host."""
+    """Return the side from which products count as large; larger for accelerators than hosts."""
     return max(map(int, products)) / 4
 
 
 def _large(products: Mapping[Any, float]) -> float:
-    """Of large products, the middle one: a single one may have had the machine to itself."""
+    """Return the median rate of large products; a single one may have had the machine to itself."""
     least = _least_large_side(products)
     return median(rate for side, rate in products.items() if int(side) >= least)
 
 
 def _small(products: Mapping[Any, float]) -> float:
-    """Operations at which a product reaches half the best rate: rate = best · f / (f + small).
+    """Return the size at which a product reaches half the best rate: best · f / (f + small).
 
-    By small products only: a large one that is slower than others is so for other reasons.
+    Only small products are used: a large one that is slower than others has other causes.
     """
     best, least = _large(products), _least_large_side(products)
     wanted = [
@@ -282,7 +282,7 @@ def _small(products: Mapping[Any, float]) -> float:
 
 
 def _measured(exchange: Mapping[str, Any], source: str) -> dict[str, LinkEntry]:
-    """`inside` and `between`, as far as there is enough to fit them to."""
+    """Return the links `inside` and `between`, as far as there is enough data for a fit."""
     found = {
         where: link_entry(_by_number(one["seconds"]), int(one["ranks"]), source)
         for where, one in exchange.items()
@@ -291,7 +291,7 @@ def _measured(exchange: Mapping[str, Any], source: str) -> dict[str, LinkEntry]:
 
 
 def _by_number(seconds: Mapping[str, Mapping[Any, float]]) -> dict[str, dict[int, float]]:
-    """JSON has only texts for keys."""
+    """Convert keys to numbers; JSON keys are text."""
     return {kind: {int(n): s for n, s in sizes.items()} for kind, sizes in seconds.items()}
 
 

@@ -1,1 +1,1 @@
-"""Every collective, checked element by element and timed as the bare call that it is."""
+"""Benchmark collectives: each is checked element by element and timed as a bare call."""

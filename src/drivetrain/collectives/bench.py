@@ -1,4 +1,4 @@
-"""One rank of `drivetrain bench collectives`; rank 0 prints rows as they come, and writes files."""
+"""One rank of `drivetrain bench collectives`; rank 0 prints the rows and writes the files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from drivetrain.parallel.layout import AXES, Layout
 
 
 def axis_groups(axes: dict[str, int], world_size: int) -> dict[str, list[tuple[int, ...]]]:
-    """Of each axis that has more than one rank, but for one that has all of them."""
+    """Return the groups of each axis that has more than one rank, but not all of them."""
     if not axes:
         return {}
     layout = Layout.resolve(world_size, **axes)
@@ -40,8 +40,8 @@ def axis_groups(axes: dict[str, int], world_size: int) -> dict[str, list[tuple[i
 
 
 def init_process_group(accelerator: Accelerator, said: str | None) -> str:
-    """With a way for the host's own small tensors; the name of what carries the others."""
-    if dist.is_initialized():  # a test's
+    """Initialize the group, with gloo for CPU tensors; return the backend for device tensors."""
+    if dist.is_initialized():  # by a test
         return str(dist.get_backend())
     if said is None or (accelerator.is_cpu and said == "gloo"):
         backend = accelerator.backend
@@ -55,12 +55,12 @@ def init_process_group(accelerator: Accelerator, said: str | None) -> str:
 
 
 def run(asked: CollectivesRequest) -> list[Measured]:
-    """On every rank; rank 0 speaks."""
+    """Run the benchmark on every rank; rank 0 prints."""
     identity = detect()
     accelerator = accelerator_of(use_device_of(identity.local_rank))
     if identity.world_size < 2:
-        remedy = "add --nproc-per-node 2, or more nodes"
-        raise ConfigError([Problem("ranks", "one rank has nobody to talk to", remedy, 1)])
+        remedy = "add --nproc-per-node 2 or more nodes"
+        raise ConfigError([Problem("ranks", "collectives need at least two ranks", remedy, 1)])
     backend = init_process_group(accelerator, asked.comm_backend)
     is_main = dist.get_rank() == 0
     node_of = nodes_of_ranks()
@@ -88,7 +88,7 @@ def _measure_set(
     asked: CollectivesRequest, ranks: RankSet, node_of: list[int], device: torch.device
 ) -> Measured:
     is_main, line_rate = dist.get_rank() == 0, asked.line_rate_bytes_per_s
-    # on one node the line rate is of the link that is there
+    # on one node the line rate is that of the link inside it
     rings = ranks.rings_per_link(node_of) if len(set(node_of)) > 1 else 1
     member, rows, operation = join(ranks, device), [], ""
     for row in measure(asked, ranks, member):

@@ -1,4 +1,4 @@
-"""Time a call on all ranks at once, and check what it does."""
+"""Time a call on all ranks at once, and check its results."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ SECONDS_EACH, FEWEST, MOST = 0.25, 5, 200
 
 
 def timed(call: Callable[[], Any], calls: int, accelerator: Accelerator) -> list[float]:
-    """Seconds of each call: the bare call between two readings of the clock, and nothing else.
+    """Return the seconds of each call, with nothing but the call between two timestamps.
 
-    On a device a reading is an event on the stream the call is given to; nobody waits in between.
-    A device whose events tell no time is waited for after each call.
+    On a device a timestamp is an event on the call's stream, without synchronization in between.
+    A device without timed events is synchronized after each call.
     """
     clock = clock_of(accelerator)
     now, moments = clock.now, []
@@ -52,7 +52,7 @@ def timed(call: Callable[[], Any], calls: int, accelerator: Accelerator) -> list
 
 
 def nodes_of_ranks() -> list[int]:
-    """The node of each rank, as the launcher counts nodes."""
+    """Return the node index of each rank, as the launcher counts nodes."""
     mine = torch.tensor([detect().node_rank])
     everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyones, mine)
@@ -60,7 +60,7 @@ def nodes_of_ranks() -> list[int]:
 
 
 def join(ranks: RankSet, device: torch.device) -> Member:
-    """Make the set's groups, all ranks together, and find this one's."""
+    """Create the set's groups and return this rank's membership. A collective call."""
     me, found = dist.get_rank(), None
     for each in ranks.groups:
         group = dist.new_group(list(each)) if len(ranks.groups) > 1 else dist.group.WORLD
@@ -71,12 +71,12 @@ def join(ranks: RankSet, device: torch.device) -> Member:
 
 
 def measure(asked: CollectivesRequest, ranks: RankSet, member: Member) -> Iterator[Row]:
-    """Row by row; every rank of the world takes part, each in its own group."""
+    """Yield row by row; every rank of the world takes part, each in its own group."""
     for operation in asked.operations:
         counts = (
             element_count(operation, size, asked.dtype, ranks.num_ranks) for size in asked.sizes
         )
-        # nccl-tests shows rows of no elements; a barrier has none, anything else has to have some
+        # nccl-tests also shows rows without elements; here only a barrier has such a row
         for count in (0,) if operation == "barrier" else dict.fromkeys(c for c in counts if c):
             yield _row(operation, count, asked, ranks, member)
 
@@ -120,7 +120,7 @@ def _call_times(
     is_checked = asked.is_thorough and operation != "barrier"
     redop = asked.redop if operation in REDUCING else None
     patterns = [Pattern(asked.dtype, member.number, redop, repetition) for repetition in (0, 1)]
-    # before the timed calls and, with other numbers, after them
+    # before the timed calls and, with different data, after them
     wrong = _wrong(prepared, patterns[0], accelerator) if is_checked else 0
     seconds = _all_seconds(prepared.call, asked, accelerator)
     wrong += _wrong(prepared, patterns[1], accelerator) if is_checked else 0
@@ -141,7 +141,7 @@ def _call_times(
 
 
 def _wrong(prepared: Prepared, pattern: Pattern, accelerator: Accelerator) -> int:
-    """Elements of this rank that one call leaves other than they must be."""
+    """Return the number of wrong elements on this rank after one call."""
     prepared.fill(pattern)
     prepared.call()
     accelerator.synchronize()
@@ -151,11 +151,11 @@ def _wrong(prepared: Prepared, pattern: Pattern, accelerator: Accelerator) -> in
 def _all_seconds(
     call: Callable[[], Any], asked: CollectivesRequest, accelerator: Accelerator
 ) -> torch.Tensor:
-    """[rank, call]: as many calls on every rank."""
+    """Return seconds as [rank, call], with the same number of calls on every rank."""
     once = timed(call, max(1, asked.warmup), accelerator)[-1]
     wanted = max(FEWEST, min(MOST, int(SECONDS_EACH / max(once, 1e-7))))
     calls = torch.tensor([asked.calls or wanted])
-    dist.all_reduce(calls, op=dist.ReduceOp.MIN)  # and so all begin at the same time
+    dist.all_reduce(calls, op=dist.ReduceOp.MIN)  # this also makes all ranks start at the same time
     mine = torch.tensor(timed(call, int(calls), accelerator), dtype=torch.float64)
     everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyones, mine)
@@ -163,6 +163,6 @@ def _all_seconds(
 
 
 def _percentile(ordered: torch.Tensor, percent: int) -> float:
-    """The smallest that so many per cent do not exceed, as nccl-tests picks it."""
+    """Return the percentile of sorted values, by the same rule as nccl-tests."""
     last = ordered.numel() - 1
     return float(ordered[min(last, math.ceil(ordered.numel() * percent / 100) - 1)])

@@ -1,4 +1,4 @@
-"""Each collective as torch's own call on this rank's tensors, and what must come of it."""
+"""Each collective as torch's own call on this rank's tensors, with the expected result."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Member:
 
     group: dist.ProcessGroup
     ranks: tuple[int, ...]
-    """Of the group, as the world counts them."""
+    """The global ranks of the group."""
     index: int
-    """Its place among them."""
+    """This rank's index in the group."""
     device: torch.device
 
     @property
@@ -33,7 +33,7 @@ class Member:
 
     @property
     def is_root(self) -> bool:
-        """The first of a group is the root of what has one."""
+        """True on the first rank of a group, the root of rooted operations."""
         return self.index == 0
 
     def empty(self, count: int, dtype: str) -> torch.Tensor:
@@ -42,15 +42,15 @@ class Member:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A call, what its tensors hold before, and what they must hold after."""
+    """A call, its inputs, and its expected outputs."""
 
     call: Callable[[], Any]
     sent: tuple[tuple[torch.Tensor, Values], ...] = ()
     received: tuple[tuple[torch.Tensor, Values], ...] = ()
-    """In place, parts of the same memory as what is sent; empty on ranks that get nothing."""
+    """In place, these share memory with `sent`; empty on ranks that receive nothing."""
 
     def fill(self, pattern: Pattern) -> None:
-        """Outputs first: in place, an input is a part of them."""
+        """Fill outputs first: in place, an input is a part of them."""
         for tensor, _ in self.received:
             tensor.fill_(pattern.poison)
         for tensor, values in self.sent:
@@ -62,7 +62,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Form:
-    """One row's sizes: `count` is nccl-tests', of a part where an operation has parts."""
+    """One row's form: `count` is that of nccl-tests, per part if an operation has parts."""
 
     count: int
     dtype: str
@@ -71,15 +71,15 @@ class Form:
 
 
 def prepare(operation: str, member: Member, form: Form) -> Prepared | None:
-    """None where torch's call has no such form."""
+    """Return the prepared call, or None if torch's call has no such form."""
     return _KINDS[operation](member, form)
 
 
-# Values: the pattern's, at the places a tensor stands for.
+# Values: the pattern at the positions that a tensor represents.
 
 
 def _own(rank: int, count: int, offset: int = 0) -> Values:
-    """`count` elements of a rank's tensor, from `offset` on."""
+    """Return `count` elements of a rank's tensor, starting at `offset`."""
     return lambda pattern: (pattern.of_rank(rank, index + offset) for index in pieces(count))
 
 
@@ -91,7 +91,7 @@ def _parts(whole: torch.Tensor, count: int) -> list[torch.Tensor]:
     return list(whole.split(count))
 
 
-# Operations on one tensor: torch has them in place only.
+# Operations on one tensor: torch only has them in place.
 
 
 def _all_reduce(member: Member, form: Form) -> Prepared | None:
@@ -130,7 +130,7 @@ def _broadcast(member: Member, form: Form) -> Prepared | None:
     )
 
 
-# Operations on a part and the whole: in place, the part is this rank's own in the whole.
+# Operations on a part and the whole: in place, the part is this rank's slice of the whole.
 
 
 def _part_and_whole(member: Member, form: Form) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,13 +141,13 @@ def _part_and_whole(member: Member, form: Form) -> tuple[torch.Tensor, torch.Ten
 
 
 def _all_parts(whole: torch.Tensor, count: int) -> tuple[Any, ...]:
-    """Each part from the rank whose it is."""
+    """Return each part with the values of the rank it comes from."""
     return tuple((part, _own(r, count)) for r, part in enumerate(_parts(whole, count)))
 
 
 def _all_gather(member: Member, form: Form) -> Prepared:
     part, whole = _part_and_whole(member, form)
-    # torch is giving it another name
+    # torch is renaming it
     gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
     return Prepared(
         partial(gather, whole, part, group=member.group),
@@ -195,7 +195,7 @@ def _scatter(member: Member, form: Form) -> Prepared:
 
 
 def _all_to_all(member: Member, form: Form) -> Prepared | None:
-    if form.is_in_place:  # nor has nccl-tests
+    if form.is_in_place:  # nccl-tests has no such form either
         return None
     size, mine = form.count * member.number, member.index * form.count
     sent, received = member.empty(size, form.dtype), member.empty(size, form.dtype)
@@ -210,11 +210,11 @@ def _all_to_all(member: Member, form: Form) -> Prepared | None:
     )
 
 
-# Point to point, and nothing at all.
+# Point to point, and the barrier.
 
 
 def _send_recv(member: Member, form: Form) -> Prepared | None:
-    """As nccl-tests': to the next rank and from the one before it, both under way at once."""
+    """Send to the next rank and receive from the previous one at once, like nccl-tests."""
     if form.is_in_place:
         return None
     after, before = (member.index + 1) % member.number, (member.index - 1) % member.number

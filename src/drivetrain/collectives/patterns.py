@@ -1,8 +1,8 @@
-"""What tensors are filled with: whole numbers, small enough for every sum of them to be exact.
+"""Test data for tensors: integers small enough that every sum of them is exact.
 
-Element i of rank r is p(i) + w(r). A reduction over n ranks has then to be n·p(i) + Σw, which any
-rank knows without having seen the others' tensors. The moduli are primes, so that a tensor shifted
-by a power of two is no tensor of the pattern.
+Element i of rank r is p(i) + w(r). A reduction over n ranks must then give n·p(i) + Σw, which each
+rank can compute without the others' tensors. The moduli are primes, so a tensor shifted by a power
+of two does not match the pattern.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DTYPES = {
 }
 _EXACT = {
     "int8": 127,
-    "uint8": 254,  # 255 is what no result may be
+    "uint8": 254,  # 255 marks outputs that were not written
     "int32": 1 << 30,
     "int64": 1 << 30,
     "half": 1 << 11,
@@ -33,14 +33,14 @@ _EXACT = {
     "double": 1 << 30,
     "bfloat16": 1 << 8,
 }
-"""Up to here every whole number is one of the type's."""
+"""Up to this value the type represents every integer exactly."""
 _PRIMES = (8191, 1021, 509, 251, 127, 61, 31, 13, 7, 5, 3, 2)
 _PIECE = 1 << 20
-"""Elements at a time: the host works them out in 64 bit."""
+"""Elements at a time: the host computes them in 64 bits."""
 
 
 class Pattern:
-    """The numbers of one check; another `repetition` has other ones."""
+    """The data of one check; each `repetition` has different data."""
 
     def __init__(self, dtype: str, num_ranks: int, redop: str | None, repetition: int = 0) -> None:
         summed = num_ranks if redop == "sum" else 1
@@ -54,14 +54,14 @@ class Pattern:
         self._redop = redop
         self._repetition = repetition
         self.poison = -1 if DTYPES[dtype].is_signed else 255
-        """No result: what outputs hold before."""
+        """Never a result: the initial value of outputs."""
 
     def of_rank(self, rank: int, index: torch.Tensor) -> torch.Tensor:
-        """Elements at these places of a rank's own tensor."""
+        """Return the elements of a rank's tensor at these positions."""
         return self._by_place(index) + self._by_rank(rank)
 
     def reduced(self, index: torch.Tensor) -> torch.Tensor:
-        """The same places of all ranks' tensors, reduced."""
+        """Return the reduction of all ranks' tensors at these positions."""
         weights = [self._by_rank(rank) for rank in range(self._num_ranks)]
         if self._redop == "sum":
             return self._num_ranks * self._by_place(index) + sum(weights)
@@ -75,7 +75,7 @@ class Pattern:
 
 
 def pieces(count: int) -> Iterator[torch.Tensor]:
-    """The places 0 … count - 1, some at a time."""
+    """Yield the positions 0 … count - 1 in blocks."""
     for start in range(0, count, _PIECE):
         yield torch.arange(start, min(count, start + _PIECE))
 
@@ -89,7 +89,7 @@ def write(tensor: torch.Tensor, values: Iterable[torch.Tensor]) -> None:
 
 
 def count_wrong(tensor: torch.Tensor, values: Iterable[torch.Tensor]) -> int:
-    """Elements that are not exactly these."""
+    """Return the number of elements that do not equal `values` exactly."""
     wrong, start = 0, 0
     for piece in values:
         found = tensor[start : start + piece.numel()].to("cpu", torch.float64)

@@ -1,4 +1,4 @@
-"""What is to be measured, as the client says it to the ranks; and what was found. No torch."""
+"""The request that the client sends to the ranks, and the results. Without torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPERATIONS = (
     "barrier",
 )
 SHARED = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
-"""A rank has one part of n, and nccl-tests' count is the part's; its size is of the whole."""
+"""A rank has one part of n: nccl-tests' count is per part, its size is of the whole."""
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 TYPES = {
@@ -35,33 +35,33 @@ TYPES = {
     "double": 8,
     "bfloat16": 2,
 }
-"""By nccl-tests' names, with their bytes."""
+"""Bytes per element, by nccl-tests' names."""
 REDUCTIONS = ("sum", "min", "max")
 PLACEMENTS = ("out_of_place", "in_place")
 _ALIGNED_BYTES = 16
-"""nccl-tests cuts a part to a multiple of this."""
+"""nccl-tests rounds a part down to a multiple of this."""
 
 
 @dataclass(frozen=True)
 class CollectivesRequest:
-    """What to measure, and where to write what was found."""
+    """What to measure, and where to write the results."""
 
     operations: tuple[str, ...] = OPERATIONS
     sizes: tuple[int, ...] = ()
-    """Bytes of the whole."""
+    """Total sizes in bytes."""
     dtype: str = "float"
     redop: str = "sum"
     axes: Mapping[str, int] = field(default_factory=dict)
-    """Of a layout; each of them that has more than one rank gets rows of its own."""
+    """Axis sizes of a layout; each axis with more than one rank gets its own rows."""
     calls: int | None = None
-    """Timed calls per row; None: as many as a quarter of a second holds, 5 to 200."""
+    """Timed calls per row; None: as many as fit in a quarter of a second, 5 to 200."""
     warmup: int = 2
     is_thorough: bool = True
-    """Checked, and in place too where torch's call can be had both ways."""
+    """Check results, and measure in place as well if torch's call has both forms."""
     comm_backend: str | None = None
-    """None: the device's own."""
+    """None: the device's default."""
     line_rate_bytes_per_s: float | None = None
-    """Of a node's link to the others; of a rank's, on one node."""
+    """Of a node's link to other nodes; on one node, of a rank's link."""
     json_file: str | None = None
     plot_file: str | None = None
     cluster_file: str | None = None
@@ -77,7 +77,7 @@ class CollectivesRequest:
 
 
 def sizes_from(least: int, most: int, factor: int) -> tuple[int, ...]:
-    """From the least to the most, each the factor times the one before."""
+    """Return sizes from `least` to `most`, each `factor` times the previous one."""
     found = []
     while least <= most:
         found.append(least)
@@ -86,7 +86,7 @@ def sizes_from(least: int, most: int, factor: int) -> tuple[int, ...]:
 
 
 def element_count(operation: str, num_bytes: int, dtype: str, num_ranks: int) -> int:
-    """nccl-tests' `count` for a size that was asked for; 0: too small to be cut into parts."""
+    """Return nccl-tests' `count` for a size; 0 if it is too small to split into parts."""
     if operation == "barrier":
         return 0
     element_bytes = TYPES[dtype]
@@ -99,19 +99,19 @@ def element_count(operation: str, num_bytes: int, dtype: str, num_ranks: int) ->
 
 @dataclass(frozen=True)
 class CallTimes:
-    """One placement of one row: every rank made so many calls."""
+    """Times of one placement of one row, over `calls` calls on every rank."""
 
     time_s: float
-    """Mean over calls and ranks, as nccl-tests gives it."""
+    """Mean over calls and ranks, as in nccl-tests."""
     p50_s: float
     p99_s: float
-    """Over calls, each by the rank that took longest in it."""
+    """Percentiles over calls, each by its slowest rank."""
     slowest_rank: int
     slowest_s: float
     """The rank with the largest mean, and that mean."""
     calls: int
     wrong: int | None
-    """Elements that were not what they had to be, over all ranks; None: nothing to check."""
+    """Wrong elements over all ranks; None: nothing to check."""
 
 
 @dataclass(frozen=True)
@@ -130,13 +130,13 @@ class Row:
 
     @property
     def num_bytes(self) -> int:
-        """nccl-tests' `size`: of the larger of what is sent and what is received."""
+        """nccl-tests' `size`: of the larger of input and output."""
         whole = self.num_ranks if self.operation in SHARED else 1
         return self.count * TYPES[self.dtype] * whole
 
     @property
     def timed(self) -> CallTimes:
-        """The one there is; of two, the one out of place."""
+        """The measured placement; of two, out of place."""
         found = self.out_of_place or self.in_place
         assert found is not None, "a row is of at least one placement"  # noqa: S101 - by how it is made
         return found
@@ -146,11 +146,11 @@ class Row:
         return sum(each.wrong or 0 for each in (self.out_of_place, self.in_place) if each)
 
     def algbw(self, times: CallTimes) -> float:
-        """Bytes a second, of the whole."""
+        """Return bytes per second of the whole."""
         return self.num_bytes / times.time_s
 
     def busbw(self, times: CallTimes) -> float:
-        """Bytes a second through a rank's link, were the ranks a ring."""
+        """Return bytes per second through a rank's link if the ranks formed a ring."""
         return self.algbw(times) * passes(self.operation, self.num_ranks)
 
     def to_dict(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class Row:
 
 @dataclass(frozen=True)
 class RankSet:
-    """Groups of ranks that exchange at the same time, each rank in one of them."""
+    """Groups of ranks that communicate at the same time; each rank is in one of them."""
 
     name: str
     """`world`, `inside a node`, `between nodes`, or an axis."""
@@ -175,11 +175,11 @@ class RankSet:
 
     @property
     def num_ranks(self) -> int:
-        """In each group."""
+        """Ranks per group."""
         return len(self.groups[0])
 
     def rings_per_link(self, node_of: Sequence[int]) -> int:
-        """Groups that leave the same node; 0 when none leaves its own."""
+        """Return how many groups share a node's link; 0 if no group leaves its node."""
         nodes_of = [{node_of[rank] for rank in group} for group in self.groups]
         return max(
             sum(node in nodes and len(nodes) > 1 for nodes in nodes_of) for node in set(node_of)
@@ -189,7 +189,7 @@ class RankSet:
 def rank_sets(
     node_of: Sequence[int], axes: Mapping[str, Sequence[tuple[int, ...]]]
 ) -> list[RankSet]:
-    """All ranks; inside and between nodes where there are several of several; and each axis."""
+    """Return the sets: all ranks; inside and between nodes if there are several; each axis."""
     members = [[r for r, n in enumerate(node_of) if n == node] for node in sorted(set(node_of))]
     sets = [RankSet("world", (tuple(range(len(node_of))),))]
     even = len({len(each) for each in members}) == 1
@@ -208,7 +208,7 @@ class Measured:
     rows: tuple[Row, ...]
 
     def seconds(self) -> dict[str, dict[int, float]]:
-        """The middle call, by operation and size: what the model is fitted to."""
+        """Return the median call by operation and size, to which the model is fitted."""
         found: dict[str, dict[int, float]] = {}
         for row in self.rows:
             if row.num_bytes:
@@ -216,13 +216,13 @@ class Measured:
         return found
 
     def fits(self) -> list[ExchangeFit]:
-        """Where there are sizes enough to tell a latency from a rate."""
+        """Return fits of operations with enough sizes to separate latency from rate."""
         number = self.ranks.num_ranks
         return [fit(k, sizes, number) for k, sizes in self.seconds().items() if len(sizes) > 2]
 
 
 def exchange_of(sets: Sequence[Measured], num_nodes: int) -> dict[str, Any]:
-    """As a cluster file is made from it: seconds inside a node, and between nodes."""
+    """Return the input for a cluster file: seconds inside a node and between nodes."""
     named = {each.ranks.name: each for each in sets}
     where = {"inside": named.get("inside a node"), "between": named.get("between nodes")}
     if where["inside"] is None:  # all ranks in one node, or one in each

@@ -1,4 +1,4 @@
-"""Rows as people read them: nccl-tests' table, a document and a picture. No torch."""
+"""Present rows as nccl-tests' table, as JSON and as a plot. Without torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOTHING = "N/A"
 
 
 def heading(ranks: RankSet, has_line_rate: bool, operation: str) -> Iterator[str]:
-    """nccl-tests' three lines, with our columns to the right of its own."""
+    """Yield nccl-tests' three header lines, with our columns to the right."""
     groups = len(ranks.groups)
     number = f"{ranks.num_ranks} ranks" if groups == 1 else f"{groups} groups of {ranks.num_ranks}"
     yield f"# {operation}: {ranks.name}, {number}"
@@ -33,7 +33,7 @@ def heading(ranks: RankSet, has_line_rate: bool, operation: str) -> Iterator[str
 
 
 def line(row: Row, line_rate: float | None, rings: int) -> str:
-    """One row; `rings` groups share the link that the line rate is of, 0: not this one."""
+    """Return one row; `rings`: groups that share the link of the line rate, 0: none uses it."""
     both = [getattr(row, placement) for placement in PLACEMENTS]
     four = [text for times in both for text in _figures(row, times)]
     ours = [text for times in both for text in _spread(times)]
@@ -53,7 +53,7 @@ def _five(mark: str, *words: str) -> str:
 
 
 def _right(four: Sequence[str], ours: Sequence[str]) -> str:
-    """nccl-tests' widths; ours are as wide as a time, or as a rank with its part of the mean."""
+    """Format nccl-tests' columns in its widths, ours as wide as a time, or rank and ratio."""
     widths = (7, 6, 6, 6) * 2
     theirs = "".join(f"  {text:>{width}}" for text, width in zip(four, widths, strict=True))
     own = "".join(
@@ -80,13 +80,13 @@ def _spread(times: CallTimes | None) -> list[str]:
 
 
 def _number(value: float, width: int) -> str:
-    """As many decimals as fit, two at most."""
+    """Format with as many decimals as fit, at most two."""
     decimals = max(0, min(2, width - 1 - len(str(int(value)))))
     return f"{value:.{decimals}f}"
 
 
 def summary(sets: Sequence[Measured]) -> Iterator[str]:
-    """nccl-tests' last lines, and the fitted model."""
+    """Yield nccl-tests' last lines, and the fitted model."""
     rows = [row for each in sets for row in each.rows]
     wrong = sum(row.wrong for row in rows)
     rates = [row.busbw(row.timed) / 1e9 for row in rows if row.num_bytes]
@@ -108,7 +108,7 @@ def summary(sets: Sequence[Measured]) -> Iterator[str]:
 
 
 def to_dict(sets: Sequence[Measured]) -> list[dict[str, Any]]:
-    """For JSON; seconds and bytes, as their names say."""
+    """Return the rows for JSON; names give the units."""
     return [
         {
             "name": each.ranks.name,
@@ -129,7 +129,7 @@ def to_dict(sets: Sequence[Measured]) -> list[dict[str, Any]]:
 
 
 def plot(sets: Sequence[Measured], title: str, line_rate: float | None, path: Path) -> None:
-    """Time and bus bandwidth by size, a row of pictures per set; dashed: the fitted model."""
+    """Plot time and bus bandwidth by size, one row of plots per set; dashed: the fitted model."""
     require("matplotlib", extra="plan")
     import matplotlib as mpl
 
@@ -144,7 +144,7 @@ def plot(sets: Sequence[Measured], title: str, line_rate: float | None, path: Pa
         if line_rate is not None:
             right.axhline(line_rate / 1e9, color="black", linestyle=":", label="line rate")
         left.set_title(f"{each.ranks.name}, {each.ranks.num_ranks} ranks", fontsize=10)
-        left.set_ylabel("µs, the middle call")
+        left.set_ylabel("µs, median call")
         right.set_ylabel("busbw, GB/s")
         right.legend(fontsize=8)
     for axes in all_axes[-1]:
@@ -172,12 +172,12 @@ def _curves(measured: Measured, left: Any, right: Any) -> None:
 
 
 def as_typed(path: Path) -> Path:
-    """Ranks are told whole paths; those below where they run are shown without that."""
+    """Return a path relative to the working directory if it is below it."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def say(text: str) -> None:
-    """A line of a rank's, at once."""
+    """Print a line and flush."""
     sys.stdout.write(text.rstrip() + "\n")
     sys.stdout.flush()

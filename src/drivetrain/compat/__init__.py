@@ -1,4 +1,4 @@
-"""Drop-in trainers: thin presets over Trainer, under the names that engines' users know."""
+"""Drop-in trainers: thin presets over Trainer, under names known from other libraries."""
 
 from __future__ import annotations
 

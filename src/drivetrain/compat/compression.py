@@ -1,4 +1,4 @@
-"""GradientCompression: the largest gradients alone, by the name the field's documents use."""
+"""GradientCompression: top-k gradient compression, under its common name."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from drivetrain.strategies.ddp.compression import largest_places
 
 
 class GradientCompression:
-    """Top-k: `compression_ratio` of each gradient is kept, the largest of it.
+    """Top-k compression: keeps the largest `compression_ratio` of each gradient's elements.
 
-    As `compression=` of a trainer it is `communication.compression=topk`, which adds what it did
-    not send to the next step's gradients; the two methods forget it.
+    Passed to a trainer as `compression=`, it means `communication.compression=topk`, which adds
+    what was not sent to the next step's gradients. The two methods here discard it.
     """
 
     def __init__(self, compression_ratio: float = 0.1) -> None:
@@ -26,19 +26,19 @@ class GradientCompression:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The same as a section of the config."""
+        """The same settings as a config section."""
         return {"compression": "topk", "topk": {"ratio": self.compression_ratio}}
 
     def compress_gradients(
         self, gradients: Iterable[torch.Tensor | None]
     ) -> list[torch.Tensor | None]:
-        """Each with zeros where it was small; what is None stays None."""
+        """Return the gradients with zeros in place of their small elements; None stays None."""
         return [None if each is None else self._largest(each) for each in gradients]
 
     def decompress_gradients(
         self, compressed: list[torch.Tensor | None]
     ) -> list[torch.Tensor | None]:
-        """They are whole tensors already."""
+        """Return the gradients unchanged: they are already whole tensors."""
         return compressed
 
     def _largest(self, gradient: torch.Tensor) -> torch.Tensor:

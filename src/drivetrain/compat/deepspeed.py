@@ -1,4 +1,4 @@
-"""DeepSpeedConfig: DeepSpeed's settings as keywords, by the name the field's documents use."""
+"""DeepSpeedConfig: DeepSpeed's settings as keyword arguments."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from drivetrain.core.errors import ConfigError, DamagedRun, Problem
 
 
 class DeepSpeedConfig(dict[str, Any]):
-    """A DeepSpeed file's contents: `DeepSpeedConfig(zero_optimization={"stage": 3})`.
+    """The contents of a DeepSpeed file: `DeepSpeedConfig(zero_optimization={"stage": 3})`.
 
-    Goes wherever a file does: `PyTorchDDPTrainer(deepspeed_config=…)`, `parallel.deepspeed.config`.
-    DeepSpeed's own class of this name takes a file or a dict alone.
+    Can be used instead of a file: `PyTorchDDPTrainer(deepspeed_config=…)`,
+    `parallel.deepspeed.config`. DeepSpeed's own class of this name takes only a file or a dict.
 
     Args:
-        config: A JSON file, or contents to begin with.
-        sections: DeepSpeed's keys; they win.
+        config: A JSON file or a mapping to start from.
+        sections: DeepSpeed's keys; they override `config`.
     """
 
     def __init__(
@@ -38,6 +38,6 @@ def _read(path: str | Path | None) -> dict[str, Any]:
         reason = str(error).splitlines()[0]
         raise ConfigError([Problem("config", reason, "give a JSON file", str(path))]) from None
     if not isinstance(contents, dict):
-        rule, remedy = "is no JSON object", '{"zero_optimization": …}'
+        rule, remedy = "is not a JSON object", '{"zero_optimization": …}'
         raise ConfigError([Problem("config", rule, remedy, str(path))])
     return contents

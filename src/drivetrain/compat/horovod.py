@@ -1,4 +1,4 @@
-"""HorovodTrainer: Horovod's drop-in trainer, as thin a preset as PyTorchDDPTrainer."""
+"""HorovodTrainer: the drop-in trainer for Horovod, a thin preset like PyTorchDDPTrainer."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from drivetrain.train.history import History
 
 
 class HorovodTrainer(PyTorchDDPTrainer):
-    """A model, some settings, `fit(train_loader, epochs=…)`, under `horovodrun` or without.
+    """Trains a model with Horovod: `fit(train_loader, epochs=…)`, with or without `horovodrun`.
 
     Args:
         model: The model; every rank starts from rank 0's weights.
-        optimizer: Made from `model.parameters()`; AdamW when left out.
-        loss_fn: `loss_fn(outputs, targets)`, a mean over the batch; cross-entropy when left out.
-        compression: "none", "fp16", or the members of `hvd.Compression` by these names.
+        optimizer: Created from `model.parameters()`. Default: AdamW.
+        loss_fn: `loss_fn(outputs, targets)`, a mean over the batch. Default: cross-entropy.
+        compression: "none", "fp16", or `hvd.Compression.none` or `hvd.Compression.fp16`.
         verbose: Whether this rank may show progress.
         scheduler: A torch LR scheduler, stepped after each epoch.
         settings: Any field of DistributedConfig.
@@ -51,13 +51,13 @@ class HorovodTrainer(PyTorchDDPTrainer):
         mlflow_experiment: str | None = None,
         epochs: int | None = None,
     ) -> History:
-        """Train on all ranks; returns on each of them, with the model trained."""
+        """Train on all ranks; return on each rank, with the model trained."""
         if epochs is not None:
             self.config = replace(self.config, epochs=epochs)
         return super().fit(train_loader, val_loader, checkpoint_dir, max_steps, mlflow_experiment)
 
     def metric_average(self, value: float | torch.Tensor, name: str) -> float:
-        """The mean of a number over all ranks. A collective call, after fit()."""
+        """Return the mean of a number over all ranks. A collective call; use it after fit()."""
         from drivetrain.strategies.horovod.rendezvous import load_horovod
 
         hvd = load_horovod()
@@ -80,10 +80,10 @@ class HorovodTrainer(PyTorchDDPTrainer):
 
 
 def _name_of(compression: Any) -> str:
-    """hvd.Compression's members are classes, NoneCompressor and FP16Compressor."""
+    """Return "none" or "fp16"; hvd.Compression's members are NoneCompressor and FP16Compressor."""
     given = compression if isinstance(compression, str) else getattr(compression, "__name__", "")
     name = given.removesuffix("Compressor").lower()
     if name not in ("none", "fp16"):
-        problem = Problem("compression", "not known", 'use "none" or "fp16"', str(compression))
+        problem = Problem("compression", "not supported", 'use "none" or "fp16"', str(compression))
         raise ConfigError([problem])
     return name

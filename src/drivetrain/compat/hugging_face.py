@@ -1,7 +1,7 @@
-"""Hugging Face's TrainingArguments in Drivetrain's words: a table, and a converter made from it.
+"""Hugging Face's TrainingArguments as Drivetrain config keys: a table, and a converter based on it.
 
-Nothing of transformers is imported: the arguments bring it. A test holds the table to the fields of
-the installed version, so that a new one cannot go unnoticed.
+This module does not import transformers; the arguments passed in come from it. A test compares the
+table with the fields of the installed version, so that new fields are noticed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _Converter = Callable[[Any, Any], Mapping[str, Any]]
 
 
 def _to(key: str) -> tuple[str, _Converter]:
-    """Said in other words, and left out where it says nothing."""
+    """Return the entry for a field that is copied to `key`, unless its value is None."""
     return f"`{key}`", lambda value, _: {} if value is None else {key: value}
 
 
@@ -75,7 +75,7 @@ _OPTIMIZERS = {"adamw_torch": "for_loop", "adamw_torch_fused": "fused"}
 def _optim(value: Any, _: Any) -> Mapping[str, Any]:
     name = getattr(value, "value", value)
     if name not in _OPTIMIZERS:
-        remedy = f"use {' or '.join(_OPTIMIZERS)}, or make it in Task(optimizer=…)"
+        remedy = f"use {' or '.join(_OPTIMIZERS)}, or create it in Task(optimizer=…)"
         raise ConfigError([Problem("optim", "has no counterpart", remedy, name)])
     return {"optimization.adamw_implementation": _OPTIMIZERS[name]}
 
@@ -110,7 +110,7 @@ def _sinks(value: Any, _: Any) -> Mapping[str, Any]:
     known = {"tensorboard", "mlflow", "wandb", "none"}
     if unknown := sorted(set(names) - known):
         remedy = "use tensorboard, mlflow, wandb or none"
-        raise ConfigError([Problem("report_to", "is no sink", remedy, unknown[0])])
+        raise ConfigError([Problem("report_to", "is not a sink", remedy, unknown[0])])
     return {"record.sinks": [name for name in names if name != "none"]}
 
 
@@ -121,7 +121,7 @@ def _switch(key: str, on: Any) -> tuple[str, _Converter]:
 KEYS: dict[str, tuple[str, _Converter]] = {
     "bf16": _switch("precision.dtype", "bf16"),
     "dataloader_num_workers": _to("data.num_workers"),
-    "dataloader_pin_memory": ("`data.pin_memory`, where there is a device", lambda _, __: {}),
+    "dataloader_pin_memory": ("`data.pin_memory`, if there is a device", lambda _, __: {}),
     "dataloader_prefetch_factor": _to("data.prefetch_factor"),
     "ddp_bucket_cap_mb": _to("parallel.ddp.bucket_cap_mb"),
     "ddp_find_unused_parameters": _to("parallel.ddp.find_unused_parameters"),
@@ -136,22 +136,23 @@ KEYS: dict[str, tuple[str, _Converter]] = {
     "disable_tqdm": _switch("record.progress", "plain"),
     "eval_steps": ("`evaluation.every_steps`", lambda _, __: {}),
     "eval_strategy": (
-        "`steps`: `evaluation.every_steps`; `epoch`: its default; `no`: give `fit` no data for it",
+        "`steps`: `evaluation.every_steps`; `epoch`: its default; "
+        "`no`: pass no validation data to `fit`",
         _evaluation,
     ),
     "fp16": _switch("precision.dtype", "fp16"),
     "fsdp": _switch("parallel.strategy", "fsdp"),
-    "gradient_accumulation_steps": ("in `global_batch_size`", lambda _, __: {}),
+    "gradient_accumulation_steps": ("included in `global_batch_size`", lambda _, __: {}),
     "gradient_checkpointing": _switch("memory.activation_checkpointing", "full"),
     "greater_is_better": ("`checkpoint.keep_best_mode`", lambda _, __: {}),
     "learning_rate": _to("optimization.learning_rate"),
     "load_best_model_at_end": (
-        "`checkpoint.keep_best`; the best is in best.pt, the last in weights.pt",
+        "`checkpoint.keep_best`; the best weights are in best.pt, the last in weights.pt",
         lambda _, __: {},
     ),
     "logging_steps": ("`record.logging_steps`", _steps("record.logging_steps")),
     "lr_scheduler_type": (
-        "`optimization.lr_scheduler_type`; its warm-up begins one step higher than at 0",
+        "`optimization.lr_scheduler_type`; the warm-up starts one step above 0",
         _shape,
     ),
     "max_grad_norm": (
@@ -165,83 +166,83 @@ KEYS: dict[str, tuple[str, _Converter]] = {
     "output_dir": _to("output_dir"),
     "per_device_eval_batch_size": _to("evaluation.batch_size"),
     "per_device_train_batch_size": (
-        "`micro_batch_size`; times accumulation, times devices, it is `global_batch_size`",
+        "`micro_batch_size`; times accumulation steps and devices: `global_batch_size`",
         _batch,
     ),
     "report_to": ("`record.sinks`", _sinks),
     "run_name": _to("name"),
     "save_only_model": _switch("checkpoint.contents", "weights"),
     "save_steps": ("`checkpoint.every_steps`", lambda _, __: {}),
-    "save_strategy": ("`checkpoint.every_steps`; `no`: null; `best`: keep_best", _saving),
+    "save_strategy": ("`checkpoint.every_steps`; `no`: `null`; `best`: `keep_best`", _saving),
     "save_total_limit": _to("checkpoint.keep_last"),
     "seed": _to("seed"),
     "tf32": _to("precision.tf32"),
     "torch_compile": _switch("compile.enabled", True),
     "torch_compile_backend": _to("compile.backend"),
     "torch_compile_mode": _to("compile.mode"),
-    "warmup_steps": ("`optimization.warmup_steps`, or `warmup_ratio` below 1", _warmup),
+    "warmup_steps": ("`optimization.warmup_steps`; below 1: `warmup_ratio`", _warmup),
     "weight_decay": _to("optimization.weight_decay"),
 }
-"""A field, where it went, and how its value is said there."""
+"""A field, the config key it maps to, and the function that converts its value."""
 
 NOT_NEEDED = {
     "average_tokens_across_devices": "return `Total(sum, num_tokens)` from the loss",
     "bf16_full_eval": "evaluation runs in the run's own precision",
-    "data_seed": "the order follows from `seed`, at any number of ranks",
+    "data_seed": "`seed` determines the order, at any number of ranks",
     "dataloader_in_order": "batches are always in order",
-    "dataloader_persistent_workers": "workers live as long as the run",
+    "dataloader_persistent_workers": "workers persist for the whole run",
     "ddp_backend": "chosen by device",
-    "ddp_broadcast_buffers": "running statistics of the first copy are saved and evaluated",
-    "do_eval": "pass validation data to `fit`, or do not",
+    "ddp_broadcast_buffers": "the first replica's running statistics are saved and evaluated",
+    "do_eval": "pass validation data to `fit`, or omit it",
     "do_predict": "`trainer.predict`",
     "do_train": "`trainer.fit`",
     "eval_accumulation_steps": "outputs are moved to the host batch by batch",
-    "eval_do_concat_batches": "`PerSample` values are put together",
+    "eval_do_concat_batches": "`PerSample` values are concatenated",
     "eval_use_gather_object": "tensors and lists are both gathered",
     "fp16_full_eval": "evaluation runs in the run's own precision",
-    "ignore_data_skip": "a resumed run reads on where it stopped, without reading what came before",
-    "include_num_input_tokens_seen": "`Total` counts tokens, and tokens/s are shown",
+    "ignore_data_skip": "a resumed run continues where it stopped, without rereading earlier data",
+    "include_num_input_tokens_seen": "`Total` counts tokens, and tokens/s is shown",
     "local_rank": "known from the launcher",
     "log_level": "`logging.getLogger('drivetrain')`",
     "log_level_replica": "`record.log_ranks`",
     "log_on_each_node": "`record.log_ranks`",
-    "logging_nan_inf_filter": "a loss that is no number ends the run, and says where it came from",
-    "prediction_loss_only": "`Task.metrics` returns what is wanted",
-    "remove_unused_columns": "the dataset, or its collate_fn, yields what the model takes",
+    "logging_nan_inf_filter": "a NaN or infinite loss ends the run, and the error names its origin",
+    "prediction_loss_only": "`Task.metrics` returns the metrics you want",
+    "remove_unused_columns": "the dataset, or its collate_fn, yields the model's inputs",
     "restore_callback_states_from_checkpoint": "hooks with a `state_dict` are always restored",
     "resume_from_checkpoint": "the same command with `--run-dir` resumes",
     "save_on_each_node": "every rank writes its own shards",
-    "skip_memory_metrics": "memory is recorded each `record.system_every_s`",
-    "use_cpu": "devices are taken where there are any",
+    "skip_memory_metrics": "memory is recorded every `record.system_every_s` seconds",
+    "use_cpu": "devices are used if there are any",
 }
-"""A field, and why there is nothing to say."""
+"""A field, and why it is not needed."""
 
-_OWN_OPTIMIZER = "make the optimizer in `Task(optimizer=…)`"
+_OWN_OPTIMIZER = "create the optimizer in `Task(optimizer=…)`"
 _HUB = "push what `checkpoint export` writes"
-_IN_MODEL = "set it up in the function that makes the model"
+_IN_MODEL = "set it up in the function that builds the model"
 NOT_THERE = {
-    "accelerator_config": "there is no Accelerate below",
+    "accelerator_config": "Drivetrain does not use Accelerate",
     "adam_beta1": _OWN_OPTIMIZER,
     "adam_beta2": _OWN_OPTIMIZER,
     "adam_epsilon": _OWN_OPTIMIZER,
     "auto_find_batch_size": "`drivetrain plan` finds one before the run",
     "batch_eval_metrics": "`Task.metrics` is called for each batch",
-    "dataloader_drop_last": "every sample counts; the last step of an epoch is a smaller one",
+    "dataloader_drop_last": "every sample counts; the last step of an epoch is smaller",
     "dataloader_multiprocessing_context": "pass a DataLoader that has it",
-    "debug": "`drivetrain diagnose`, and the report of a loss that is no number",
-    "enable_jit_checkpoint": "SIGTERM saves and leaves with exit code 75",
+    "debug": "`drivetrain diagnose`, and the report of a NaN or infinite loss",
+    "enable_jit_checkpoint": "SIGTERM saves and exits with code 75",
     "eval_delay": "set `evaluation.every_steps`",
     "eval_on_start": "call `loop.evaluate` before the loop",
     "fsdp_config": "`parallel.fsdp.*`",
-    "full_determinism": "`reproducibility: bitwise` is the nearest: one result at any ddp size",
-    "gradient_checkpointing_kwargs": "blocks are recomputed without reentrance",
+    "full_determinism": "closest is `reproducibility: bitwise`: one result at any ddp size",
+    "gradient_checkpointing_kwargs": "recomputation is always non-reentrant",
     "hub_always_push": _HUB,
     "hub_model_id": _HUB,
     "hub_private_repo": _HUB,
     "hub_revision": _HUB,
     "hub_strategy": _HUB,
     "hub_token": _HUB,
-    "include_for_metrics": "`Task.metrics` has the whole batch",
+    "include_for_metrics": "`Task.metrics` receives the whole batch",
     "label_names": "the loss reads the batch itself",
     "label_smoothing_factor": "in the loss: `cross_entropy(label_smoothing=…)`",
     "length_column_name": "pass a DataLoader with a batch sampler",
@@ -249,21 +250,21 @@ NOT_THERE = {
     "logging_first_step": "set `record.logging_steps: 1`",
     "logging_strategy": "`record.logging_steps`",
     "lr_scheduler_kwargs": "`Task(schedule=…)` with transformers' own scheduler",
-    "neftune_noise_alpha": "in the model",
+    "neftune_noise_alpha": "add it in the model",
     "optim_args": _OWN_OPTIMIZER,
     "optim_target_modules": _OWN_OPTIMIZER,
     "parallelism_config": "`parallel.tp`, `parallel.cp`, `parallel.pp`",
     "project": "`record.wandb.project`, `record.mlflow.experiment`",
     "push_to_hub": _HUB,
     "torch_empty_cache_steps": "call it in a hook",
-    "trackio_bucket_id": "a sink of your own: docs/extending.md",
-    "trackio_space_id": "a sink of your own: docs/extending.md",
-    "trackio_static_space_id": "a sink of your own: docs/extending.md",
-    "train_sampling_strategy": "pass a DataLoader with a sampler of your own",
+    "trackio_bucket_id": "write your own sink: docs/extending.md",
+    "trackio_space_id": "write your own sink: docs/extending.md",
+    "trackio_static_space_id": "write your own sink: docs/extending.md",
+    "train_sampling_strategy": "pass a DataLoader with your own sampler",
     "use_cache": _IN_MODEL,
     "use_liger_kernel": _IN_MODEL,
 }
-"""A field that is refused when it is set, and what to do instead."""
+"""A field that is refused if it is set, and what to do instead."""
 
 CALLBACKS = {
     "on_epoch_begin": "`on_train_epoch_start`",
@@ -271,27 +272,27 @@ CALLBACKS = {
     "on_evaluate": "`on_validation_end`, with the metrics",
     "on_init_end": "the constructor of the hook",
     "on_log": "`on_log`, with the steps since the last one",
-    "on_optimizer_step": "`on_train_batch_end`: gradients are forgotten by then",
+    "on_optimizer_step": "`on_train_batch_end`: gradients are already cleared by then",
     "on_pre_optimizer_step": "`on_before_optimizer_step`",
     "on_predict": "after `trainer.predict`",
     "on_prediction_step": "none: `Task.metrics` is called for each batch",
     "on_push_begin": "none: nothing is pushed",
-    "on_save": "none: a hook with a `state_dict` is asked for it",
+    "on_save": "none: a hook's `state_dict` is saved with each checkpoint",
     "on_step_begin": "`on_train_batch_start`",
     "on_step_end": "`on_train_batch_end`",
-    "on_substep_end": "none: micro-batches are not told apart",
-    "on_train_begin": "`on_fit_start`; build what has a state in `on_setup`",
+    "on_substep_end": "none: there is no event per micro-batch",
+    "on_train_begin": "`on_fit_start`; create objects that have state in `on_setup`",
     "on_train_end": "`on_fit_end`",
 }
-"""A TrainerCallback's events, and the hooks that stand for them."""
+"""The events of a TrainerCallback, and the hooks that replace them."""
 
 
 def config_from_training_arguments(args: Any, num_devices: int = 1) -> dict[str, Any]:
-    """What Hugging Face's TrainingArguments say, as `load_config(defaults=…)` takes it.
+    """Convert Hugging Face's TrainingArguments to a mapping for `load_config(defaults=…)`.
 
-    `num_devices` is the number they were chosen for: with it, global_batch_size is what a step has
-    had so far, and stays that at any number of ranks. ConfigError names every field that is set and
-    has no counterpart here.
+    `num_devices` is the number of devices they were chosen for. It makes global_batch_size the
+    number of samples per step so far, which then stays the same at any number of ranks. ConfigError
+    names every field that is set and has no counterpart in Drivetrain.
     """
     usual = type(args)(output_dir=args.output_dir)
     problems: list[Problem] = []
@@ -313,11 +314,11 @@ def config_from_training_arguments(args: Any, num_devices: int = 1) -> dict[str,
 
 
 def tables() -> dict[str, str]:
-    """The documentation's tables, by name."""
+    """Return the tables for the documentation, by name."""
     fields = {
         **{name: said for name, (said, _) in KEYS.items()},
         **{name: f"not needed: {why}" for name, why in NOT_NEEDED.items()},
-        **{name: f"not there, refused when set: {what}" for name, what in NOT_THERE.items()},
+        **{name: f"not supported, refused if set: {what}" for name, what in NOT_THERE.items()},
     }
     return {
         "arguments": _table("TrainingArguments", "here", fields),

@@ -1,4 +1,4 @@
-"""PerformanceMonitor: timers and a look at a few steps, by the name the field's documents use."""
+"""PerformanceMonitor: named timers, and the timing of a few training steps."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _LOG = logging.getLogger("drivetrain")
 
 
 class PerformanceMonitor:
-    """Times by name, with the device's work waited for.
+    """Named timers that wait for the device's work to finish.
 
-    What a run does is recorded anyway: `drivetrain status`, `watch` and `profile` show more.
+    Every run is recorded anyway: `drivetrain status`, `watch` and `profile` show more.
     """
 
     def __init__(self) -> None:
         self.timings: dict[str, float] = {}
-        """Seconds of each timer that has ended."""
+        """Seconds of each timer that has ended, by name."""
         self._began_s: dict[str, float] = {}
 
     def start_timer(self, name: str) -> None:
-        """Begin, or begin again."""
+        """Start or restart a timer."""
         _wait_for_device()
         self._began_s[name] = time.perf_counter()
 
     def end_timer(self, name: str) -> float:
-        """The seconds since then; shown, and kept in `timings`."""
+        """Return the seconds since `start_timer`; also log them and keep them in `timings`."""
         _wait_for_device()
         if name not in self._began_s:
             rule, remedy = "was not started", f'start_timer("{name}") first'
@@ -43,10 +43,10 @@ class PerformanceMonitor:
         return seconds
 
     def monitor_training(self, trainer: Any, data_loader: Any, num_steps: int = 100) -> float:
-        """Train so many steps; the seconds they took.
+        """Train for `num_steps` steps and return the seconds they took.
 
-        A drop-in trainer's run is recorded: `drivetrain status RUN` says where the time went.
-        Anything else needs a `train_step(data, target)`, which is timed step by step.
+        A drop-in trainer's run is recorded: `drivetrain status RUN` shows where the time went.
+        Any other object needs a method `train_step(data, target)`, which is timed step by step.
         """
         self.start_timer("total_training")
         if isinstance(trainer, PyTorchDDPTrainer):

@@ -1,10 +1,10 @@
-"""notebook_launcher: a notebook's own function on several ranks, as Accelerate has it.
+"""notebook_launcher: runs a notebook's function on several ranks, as Accelerate's does.
 
     from drivetrain import notebook_launcher
     notebook_launcher(train, args=(0.1,), num_processes=2)
 
-Ranks are forked from the notebook, which is how they have what its cells have defined. A function
-in a file needs none of this: `drivetrain train` supervises, restarts and resumes.
+Ranks are forked from the notebook, so they have everything that its cells have defined. For a
+function in a file, use `drivetrain train`, which supervises, restarts and resumes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from drivetrain.supervise.processes.worker import PARENT, die_with_parent, leave
 
 _LOOK_S = 0.1
 _PATIENCE_S = 5.0
-"""For ranks to end by themselves once one of them has failed."""
+"""Seconds for the other ranks to end by themselves after one has failed."""
 
 
 def notebook_launcher(
@@ -37,14 +37,15 @@ def notebook_launcher(
 ) -> None:
     """Call `function(*args)` on `num_processes` ranks of this machine, and wait for them.
 
-    Each rank is a process of its own, in which Trainer, prepare() and the drop-in trainers find
-    their ranks. What the function returns is not brought back: save it. When a rank fails, its own
-    traceback is raised here, and the others are ended.
+    Each rank is a separate process, in which Trainer, prepare() and the drop-in trainers find their
+    rank. The function's return value is discarded: save what you need. If a rank fails, its own
+    traceback is raised here, and the other ranks are ended.
 
     Args:
-        function: Any, one that a cell has defined included.
+        function: Any function, including one that a cell defines.
         args: Its arguments, the same on every rank.
-        num_processes: Ranks; left out: one per device, or one. One is this process itself.
+        num_processes: Number of ranks. Default: one per device, or one without devices. A single
+            rank is this process itself.
     """
     if isinstance(args, int):
         rule, remedy = "are the function's arguments", f"write num_processes={args}"
@@ -61,7 +62,7 @@ def notebook_launcher(
         try:
             for rank in range(wanted):
                 told = {**os.environ, **shared, **place_of(rank, errors), PARENT: str(os.getpid())}
-                with warnings.catch_warnings():  # Python's, of any fork beside threads
+                with warnings.catch_warnings():  # Python warns of any fork when threads run
                     warnings.simplefilter("ignore", DeprecationWarning)
                     ranks.append(fork_call(lambda: _as_rank(function, args), told))
             _await(ranks, errors)
@@ -69,30 +70,30 @@ def notebook_launcher(
             for each in ranks:
                 each.kill()
                 each.wait()
-            del store  # held until the last of them has ended
+            del store  # kept alive until the last rank has ended
 
 
 def _refuse_where_no_fork_helps() -> None:
     world = detect().world_size
     rule = remedy = ""
     if world > 1:
-        rule = f"this process is one of {world} ranks already"
+        rule = f"this process is already one of {world} ranks"
         remedy = "call the function itself"
     elif not hasattr(os, "fork"):
-        rule, remedy = "needs fork, which this system does not have", "use `drivetrain train`"
+        rule, remedy = "needs fork, which this system does not support", "use `drivetrain train`"
     elif dist.is_initialized():
         rule = "a process group is open in this process"
-        remedy = "restart the kernel, and open it in the function only"
+        remedy = "restart the kernel, and open it only inside the function"
     elif has_touched_accelerator():
-        rule = "a device was used in this process, and forked ranks could not use it"
-        remedy = "restart the kernel, and use devices in the function only"
+        rule = "this process has used a device, so forked ranks cannot use it"
+        remedy = "restart the kernel, and use devices only inside the function"
     if rule:
         raise EnvironmentProblem([Problem("notebook_launcher", rule, remedy, has_value=False)])
 
 
 def _as_rank(function: Callable[..., object], args: Sequence[Any]) -> None:
     die_with_parent()
-    # OpenMP's threads stay behind in a fork, and more than one would wait for them for ever
+    # OpenMP's threads do not survive a fork, and using more than one would wait for them forever
     torch.set_num_threads(1)
     try:
         function(*args)
@@ -104,7 +105,7 @@ def _as_rank(function: Callable[..., object], args: Sequence[Any]) -> None:
 
 
 def _await(ranks: list[Forked], errors: Path) -> None:
-    """Until all have ended well, or WorkerFailure with what the first that did not has left."""
+    """Wait until all ranks have succeeded; WorkerFailure with the first failed rank's error."""
     codes = [each.poll() for each in ranks]
     while None in codes and not any(codes):
         time.sleep(_LOOK_S)
@@ -115,6 +116,6 @@ def _await(ranks: list[Forked], errors: Path) -> None:
     deadline_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline_s and any(each.poll() is None for each in ranks):
         time.sleep(_LOOK_S)
-    unsaid = (failed[0], f"it ended with exit code {codes[failed[0]]}, and said nothing")
+    unsaid = (failed[0], f"it exited with code {codes[failed[0]]} without a message")
     rank, said = first_failure(errors, _LOOK_S) or unsaid
     raise WorkerFailure(f"rank {rank} of {len(ranks)} failed:\n{said}")

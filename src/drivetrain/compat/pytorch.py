@@ -1,9 +1,9 @@
-"""Drop-in trainers under the names the field's documents use: thin presets over Trainer.
+"""PyTorchDDPTrainer: the drop-in trainer for PyTorch, a thin preset over Trainer.
 
     trainer = PyTorchDDPTrainer(model=model, num_gpus=4, batch_size=32, epochs=10)
     history = trainer.fit(train_loader, val_loader, checkpoint_dir="checkpoints")
 
-`batch_size` is per rank here, as those documents have it; the global batch follows from it.
+`batch_size` is per rank here, as is common in such trainers; it determines the global batch.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ Scheduler = LRScheduler | LRSchedule | ScheduleFactory
 
 
 class PyTorchDDPTrainer:
-    """A model, some settings, `fit(train_loader, val_loader)`.
+    """Trains a model: `fit(train_loader, val_loader)`.
 
-    Started by plain `python`, fit() starts the other ranks itself; under `drivetrain train`,
-    torchrun, Slurm or Kubernetes it uses the ranks that are there.
+    Under plain `python`, fit() starts the other ranks itself. Under `drivetrain train`, torchrun,
+    Slurm or Kubernetes it uses the ranks that the launcher started.
 
     Args:
         model: The model; every rank starts from rank 0's weights.
-        config: Settings; those given by name win over it.
-        loss_fn: `loss_fn(outputs, targets)`, a mean over the batch; cross-entropy when left out.
-        optimizer: Made from `model.parameters()`; AdamW, or the scheduler's, when left out.
-        scheduler: A torch LR scheduler, stepped after each epoch (ReduceLROnPlateau: each
-            evaluation); an `LRSchedule` says otherwise.
+        config: Settings; keyword arguments override them.
+        loss_fn: `loss_fn(outputs, targets)`, a mean over the batch. Default: cross-entropy.
+        optimizer: Created from `model.parameters()`. Default: the scheduler's, or AdamW.
+        scheduler: A torch LR scheduler, stepped after each epoch (ReduceLROnPlateau: after each
+            evaluation). Pass an `LRSchedule` to change that.
         settings: Any field of DistributedConfig.
     """
 
@@ -73,7 +73,7 @@ class PyTorchDDPTrainer:
         self.model = model
         self.config = with_settings(config or DistributedConfig(), settings)
         self.history: History | None = None
-        """Of the last fit()."""
+        """History of the last fit()."""
         self.best_accuracy: float | None = None
         self._loss_fn = loss_fn or F.cross_entropy
         self._scheduler = None if scheduler is None else _each_epoch(scheduler)
@@ -85,7 +85,7 @@ class PyTorchDDPTrainer:
     def _refuse_two_schedules(self) -> None:
         names = ("learning_rate_scaling", "warmup_epochs", "warmup_steps")
         unset = DistributedConfig()
-        rule, remedy = "the scheduler sets the rate", "give it its own warm-up, or leave it out"
+        rule, remedy = "the scheduler sets the rate", "add a warm-up to it, or leave this out"
         problems = [
             Problem(name, rule, remedy, getattr(self.config, name))
             for name in names
@@ -102,7 +102,7 @@ class PyTorchDDPTrainer:
         max_steps: int | None = None,
         mlflow_experiment: str | None = None,
     ) -> History:
-        """Train on all ranks; returns on each of them, with the model trained."""
+        """Train on all ranks; return on each rank, with the model trained."""
         if mlflow_experiment is not None:
             self.config = replace(self.config, mlflow_experiment=mlflow_experiment)
         fit = self._fit_on_ray if self.config.backend == "ray" else self._fit_here
@@ -113,7 +113,7 @@ class PyTorchDDPTrainer:
     def _fit_on_ray(
         self, train: Any, val: Any, checkpoint_dir: str | Path | None, max_steps: int | None
     ) -> History:
-        from drivetrain.compat.ray import RayTrainer  # made of this class
+        from drivetrain.compat.ray import RayTrainer  # a subclass of this class
 
         given = (self._loss_fn, self._optimizer, self._scheduler)
         use_gpu = torch.accelerator.is_available()
@@ -130,7 +130,7 @@ class PyTorchDDPTrainer:
             self._refuse_several_nodes()
         target = checkpoint_dir or self.config.checkpoint_dir
         if self.config.resume_from_checkpoint is True and target is None:
-            rule, remedy = "there is no place to resume from", "give checkpoint_dir"
+            rule, remedy = "there is no directory to resume from", "set checkpoint_dir"
             raise ConfigError([Problem("resume_from_checkpoint", rule, remedy, value=True)])
         settings = replace(self.config, checkpoint_dir=None if target is None else str(target))
         ranks = (wanted, wanted) if starts_ranks else _ranks(identity)
@@ -143,7 +143,7 @@ class PyTorchDDPTrainer:
 
     def _refuse_several_nodes(self) -> None:
         if self.config.num_nodes > 1:
-            rule = "several nodes need a launcher on each"
+            rule = "a run on several nodes needs a launcher on each"
             remedy = "run `drivetrain train --nnodes …` on every node"
             raise ConfigError([Problem("num_nodes", rule, remedy, self.config.num_nodes)])
 
@@ -182,37 +182,37 @@ class PyTorchDDPTrainer:
 
 
 class WriteWeights(Hook):
-    """The trained weights in one more place."""
+    """Writes the trained weights to one more directory, as weights.pt."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "weights.pt"
 
     def on_fit_end(self, trainer: Trainer) -> None:
-        """All ranks gather, rank 0 writes."""
+        """Gather the weights on all ranks and write them on rank 0."""
         if trainer.assembly is not None:
             write_weights(trainer.assembly, self._path)
 
 
 def _each_epoch(scheduler: Scheduler) -> Scheduler:
-    """As those documents count: a scheduler that does not say otherwise goes by epochs."""
+    """Make a plain torch scheduler step once per epoch, which is common in such trainers."""
     if isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau):
         return LRSchedule(scheduler, every="epoch")
     return scheduler
 
 
 def _ranks(identity: Identity) -> tuple[int, int]:
-    """How many there are, and on each node; were these uneven, as on this one."""
+    """Return the number of ranks, and the number per node; if uneven, this node's number."""
     return identity.world_size, max(1, identity.local_world_size)
 
 
 def steps_per_epoch(data: Any, config: DistributedConfig, num_ranks: int) -> int | None:
-    """None where the data does not say how much there is."""
+    """Return the steps in an epoch; None if the data has no length."""
     samples = source_from(data, Data()).epoch_length(config.batch_size)
     return None if samples is None else -(-samples // config.global_batch_size(num_ranks))
 
 
 def open_mlflow_run(config: DistributedConfig) -> str | None:
-    """The run that the script has opened with `mlflow.start_run()`, if it has."""
+    """Return the id of the run that the script opened with `mlflow.start_run()`, if any."""
     mlflow: Any = sys.modules.get("mlflow")
     run = None if mlflow is None else mlflow.active_run()
     if run is None:
@@ -220,8 +220,8 @@ def open_mlflow_run(config: DistributedConfig) -> str | None:
     if config.mlflow_experiment is not None:
         name = mlflow.get_experiment(run.info.experiment_id).name
         if name != config.mlflow_experiment:
-            rule = f"the run that is open belongs to {name}"
-            remedy = "mlflow.set_experiment() before it is opened, or leave this out"
+            rule = f"the open MLflow run belongs to {name}"
+            remedy = "call mlflow.set_experiment() before opening it, or leave this out"
             problem = Problem("mlflow_experiment", rule, remedy, config.mlflow_experiment)
             raise ConfigError([problem])
     return str(run.info.run_id)

@@ -1,10 +1,10 @@
-"""RayTrainer: Ray's drop-in trainer, as thin a preset as PyTorchDDPTrainer.
+"""RayTrainer: the drop-in trainer for Ray, a thin preset like PyTorchDDPTrainer.
 
     trainer = RayTrainer(model=model, num_workers=2, batch_size=32, epochs=10)
     history = trainer.fit(train_set, val_set)
 
-From a driver it starts Ray Train's workers, and they run the same trainer; model and data travel to
-them. Ray starts the workers again when one is lost, and the run's checkpoints say where they go on.
+In a driver it starts Ray Train workers, which receive the model and the data and run the same
+trainer. If a worker is lost, Ray restarts the workers, and they resume from the run's checkpoints.
 """
 
 from __future__ import annotations
@@ -38,22 +38,24 @@ if TYPE_CHECKING:
 
 
 class RayTrainer(PyTorchDDPTrainer):
-    """A model, some settings, `fit(train_loader, val_loader)`, on a Ray cluster.
+    """Trains a model on a Ray cluster: `fit(train_loader, val_loader)`.
 
-    Which cluster is Ray's own matter: `ray.init(...)` before, RAY_ADDRESS, or one of this machine.
-    In a trial of Ray Tune one worker is the trial's own process.
+    Ray chooses the cluster: `ray.init(...)` before, RAY_ADDRESS, or a local one on this machine.
+    In a Ray Tune trial with one worker, the worker is the trial's own process.
 
     Args:
-        model: The model; it comes back trained.
-        config: Settings; or what a search has drawn, of which the model's own values are left to
-            it.
-        num_workers: Ranks, one Ray Train worker each.
-        use_gpu: Whether each has a GPU.
-        loss_fn: `loss_fn(outputs, targets)`, a mean over the batch; cross-entropy when left out.
-        optimizer: Made from `model.parameters()`; AdamW when left out.
+        model: The model; it is trained when fit() returns.
+        config: Settings; or a search's parameters, of which those that are not settings are ignored
+            here and left to the model.
+        num_workers: Number of ranks, one Ray Train worker each.
+        use_gpu: Whether each worker has a GPU.
+        loss_fn: `loss_fn(outputs, targets)`, a mean over the batch. Default: cross-entropy.
+        optimizer: Created from `model.parameters()`. Default: AdamW.
         scheduler: A torch LR scheduler, stepped after each epoch.
-        scaling_config: Ray's own, for resources and placement; instead of the two above.
-        settings: Any field of DistributedConfig, and `max_failures`: how often Ray may start again.
+        scaling_config: Ray's own ScalingConfig, for resources and placement, in place of
+            `num_workers` and `use_gpu`.
+        settings: Any field of DistributedConfig, and `max_failures`, the number of times Ray may
+            restart the workers.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class RayTrainer(PyTorchDDPTrainer):
         **settings: Any,
     ) -> None:
         if isinstance(config, int):
-            rule, remedy = "is no config", f"write num_workers={config}"
+            rule, remedy = "is not a config", f"write num_workers={config}"
             raise ConfigError([Problem("config", rule, remedy, config)])
         self._max_failures = int(settings.pop("max_failures", 3))
         self._scaling = scaling_config
@@ -80,10 +82,8 @@ class RayTrainer(PyTorchDDPTrainer):
             num_workers = config.pop("num_workers", num_workers)
         wanted = num_workers if scaling_config is None else scaling_config.num_workers
         if not isinstance(wanted, int) or wanted < 1:
-            rule = "must be a whole number from 1: batch_size is per rank, so ranks may not change"
-            remedy = (
-                "for an elastic run, state global_batch_size and use `drivetrain train --on ray`"
-            )
+            rule = "must be a whole number, at least 1: batch_size is per rank, so ranks are fixed"
+            remedy = "for an elastic run, set global_batch_size and use `drivetrain train --on ray`"
             raise ConfigError([Problem("num_workers", rule, remedy, wanted)])
         if isinstance(config, Mapping):
             config = from_search(config)
@@ -94,7 +94,7 @@ class RayTrainer(PyTorchDDPTrainer):
         self, train: Any, val: Any, checkpoint_dir: str | Path | None, max_steps: int | None
     ) -> History:
         if detect().environment == "ray" or (_is_in_ray() and self.config.num_ranks == 1):
-            # in a worker, its own or one of `--on ray`; or alone in a trial of Ray Tune
+            # in a Ray Train worker (its own or one of `--on ray`), or alone in a Ray Tune trial
             return super()._fit_here(train, val, checkpoint_dir, max_steps)
         ray = require("ray", extra="ray")
         if self.config.wants_mlflow:
@@ -108,7 +108,7 @@ class RayTrainer(PyTorchDDPTrainer):
         return history
 
     def use_tracking(self) -> None:
-        """In a worker: MLflow is where the driver has it."""
+        """In a worker: use the driver's MLflow tracking URI."""
         if self._tracking_uri is not None:
             os.environ["MLFLOW_TRACKING_URI"] = self._tracking_uri
 
@@ -138,12 +138,12 @@ class RayTrainer(PyTorchDDPTrainer):
 
 
 def _is_in_ray() -> bool:
-    """Whether Ray has started this process: as a task, an actor or a trial."""
+    """True if Ray started this process, as a task, an actor or a trial."""
     return "RAY_RAYLET_PID" in os.environ
 
 
 def _in_worker(config: dict[str, Any]) -> History:
-    """What each Ray Train worker runs: the same trainer, in the run's directory."""
+    """Run the same trainer in a Ray Train worker, in the run's directory."""
     ray = require("ray", extra="ray")
     os.environ[RUN_DIR] = config["run_dir"]
     trainer, train, val, checkpoint_dir, max_steps = ray.get(config["given"])

@@ -1,8 +1,8 @@
-"""Ranks without a launcher: this process becomes rank 0 and starts the script again for the others.
+"""Ranks without a launcher: this process becomes rank 0 and reruns the script for the others.
 
-Used when a script asks for several devices but was started as plain `python script.py`. The other
+Used if a script asks for several devices but was started as plain `python script.py`. The other
 ranks run the same script from its top, as they would under torchrun, so nothing has to be picklable
-and no `if __name__ == "__main__"` is needed. They meet at a port that rank 0 holds open.
+and no `if __name__ == "__main__"` is needed. They rendezvous at a port that rank 0 keeps open.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def local_ranks(num_ranks: int) -> Iterator[None]:
 
 
 def _watch(errors: Path, done: threading.Event, patience_s: float = 5.0) -> None:
-    """End the run when a rank is gone and rank 0 cannot notice, because it waits for it to join."""
+    """End the run if a rank dies; rank 0 cannot notice while it waits for that rank to join."""
     while not done.wait(0.5):
         if any(process.poll() not in (None, 0) for process in _started):
             if done.wait(patience_s):
                 return
-            reason = first_error(errors, 0.5) or "another rank ended without saying why\n"
+            reason = first_error(errors, 0.5) or "another rank ended without a message\n"
             sys.stderr.write(f"\n{reason}")
             sys.stderr.flush()
             for process in _started:
@@ -70,7 +70,7 @@ def _watch(errors: Path, done: threading.Event, patience_s: float = 5.0) -> None
 
 
 def meeting(num_ranks: int) -> tuple[TCPStore, dict[str, str]]:
-    """A port that this process holds, and what ranks are told about it and each other."""
+    """Open a store on a free port; return it and the environment variables all ranks share."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     threads = max(1, (os.cpu_count() or 1) // num_ranks)
     return store, {
@@ -80,7 +80,7 @@ def meeting(num_ranks: int) -> tuple[TCPStore, dict[str, str]]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
-        # torch's env:// then joins the store above instead of opening one of its own
+        # torch's env:// then joins the store above instead of opening its own
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
         **_open_runs(),
@@ -88,7 +88,7 @@ def meeting(num_ranks: int) -> tuple[TCPStore, dict[str, str]]:
 
 
 def place_of(rank: int, errors: Path) -> dict[str, str]:
-    """What one rank is told: who it is, and where to leave what it fails with."""
+    """Return one rank's environment variables: its rank, and the file for its error."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -101,7 +101,7 @@ def _start(num_ranks: int, errors: Path) -> None:
     store, shared = meeting(num_ranks)
     _stores.append(store)  # rank 0 holds the port for as long as the process lives
     for rank in range(1, num_ranks):
-        # Rank 0 speaks for the run: what the script prints on the other ranks is dropped.
+        # Only rank 0 prints: the script's output on the other ranks is dropped.
         _started.append(
             subprocess.Popen(  # noqa: S603
                 command,
@@ -110,21 +110,21 @@ def _start(num_ranks: int, errors: Path) -> None:
                 cwd=_first_folder(),
             )
         )
-    shared.pop(_MLFLOW_RUN, None)  # this process has it open
+    shared.pop(_MLFLOW_RUN, None)  # this process already has it open
     os.environ |= {**shared, "RANK": "0", "LOCAL_RANK": "0"}
     torch.set_num_threads(int(shared["OMP_NUM_THREADS"]))
     atexit.register(_end, patience_s=60.0)
 
 
 def _open_runs() -> dict[str, str]:
-    """The MLflow run that is open here: a rank that starts one joins it instead."""
+    """Pass on the open MLflow run: a rank that starts a run joins this one instead."""
     mlflow: Any = sys.modules.get("mlflow")
     run = None if mlflow is None else mlflow.active_run()
     return {} if run is None else {_MLFLOW_RUN: str(run.info.run_id)}
 
 
 def _first_folder() -> str:
-    """Where this process was started, should the script have gone elsewhere since."""
+    """Return the directory this process was started in; the script may have changed directory."""
     started_in = os.environ.get("PWD", "")
     return started_in if Path(started_in).is_dir() and started_in else str(Path.cwd())
 
@@ -152,13 +152,13 @@ def _this_script() -> list[str]:
 
 
 def first_error(errors: Path, patience_s: float) -> str | None:
-    """What the first failing rank left behind."""
+    """Return the error of the first rank that failed."""
     found = first_failure(errors, patience_s)
     return None if found is None else found[1]
 
 
 def first_failure(errors: Path, patience_s: float) -> tuple[int, str] | None:
-    """Which rank failed first, and what it left behind; ranks get a moment to leave it."""
+    """Return the first rank that failed and its error; wait a moment for ranks to write it."""
     deadline_s = time.monotonic() + patience_s
     while time.monotonic() < deadline_s:
         found = {int(file.stem): json.loads(file.read_text()) for file in errors.glob("*.json")}
@@ -179,5 +179,5 @@ def _end(patience_s: float) -> None:
             process.wait()
         else:
             if code and patience_s > 1:
-                sys.stderr.write(f"a rank ended with exit code {code} after training was done\n")
+                sys.stderr.write(f"a rank exited with code {code} after training had finished\n")
     _started.clear()

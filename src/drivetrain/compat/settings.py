@@ -1,4 +1,4 @@
-"""DistributedConfig: a run's settings by the names the field's documents use, said in ours."""
+"""DistributedConfig: the drop-in trainers' settings, converted to Drivetrain's config keys."""
 
 from __future__ import annotations
 
@@ -30,44 +30,45 @@ _PRECISIONS: dict[bool | str, str] = {
 _COMMUNICATION = ("auto", "gloo", "nccl")
 _SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD")
 _SYNONYMS = {"lr": "learning_rate"}
-"""Of a search's settings, which are written short."""
+"""Short names that searches commonly use for settings."""
 
 
 class Places(NamedTuple):
-    """What a run's settings in epochs and nodes come to in steps and ranks."""
+    """The sizes that convert settings in epochs and nodes to steps and ranks."""
 
     num_ranks: int
     ranks_per_node: int | None = None
-    """None: all on one."""
+    """None: all ranks on one node."""
     steps_per_epoch: int | None = None
-    """None: a stream, which ends when it ends."""
+    """None: a stream, whose length is not known."""
 
 
 @dataclass(frozen=True)
 class DistributedConfig:
-    """Settings by the names the field's documents use; `run_config` says them in ours."""
+    """Settings of the drop-in trainers; `run_config` converts them to Drivetrain's config keys."""
 
     num_gpus: int | None = None
-    """Ranks in all; None: one per CUDA device, or one. Without CUDA they are CPU processes."""
+    """Total number of ranks. None: `gpus_per_node`, or one per device (at least one), times
+    `num_nodes`. Without devices, ranks are CPU processes."""
     num_nodes: int = 1
     gpus_per_node: int | None = None
     backend: str = "pytorch-ddp"
-    """pytorch-ddp, pytorch-fsdp, deepspeed, horovod; or ray: pytorch-ddp on Ray's workers."""
+    """pytorch-ddp, pytorch-fsdp, deepspeed, horovod, or ray (pytorch-ddp on Ray's workers)."""
     sharding_strategy: Any = None
-    """torch's names: FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD, NO_SHARD; makes it pytorch-fsdp."""
+    """FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD or NO_SHARD, as in torch; selects pytorch-fsdp."""
     batch_size: int = 32
-    """Per rank and micro-batch."""
+    """Samples per rank and micro-batch."""
     epochs: int = 1
     learning_rate: float = 1e-3
     learning_rate_scaling: str = "none"
-    """linear or sqrt: by how much larger the global batch is than base_batch_size."""
+    """linear or sqrt: scale by the ratio of the global batch to base_batch_size."""
     base_batch_size: int | None = None
-    """The global batch that learning_rate is for; None: one rank's, so that ranks are counted."""
+    """The global batch that learning_rate is for. None: one rank's, so it scales with the ranks."""
     warmup_epochs: int = 0
-    """The learning rate rises from 0 over so many epochs; or the next."""
+    """Number of epochs over which the learning rate rises from 0. Set this or `warmup_steps`."""
     warmup_steps: int = 0
     mixed_precision: bool | str = False
-    """True or "fp16", with loss scaling; "bf16"."""
+    """True or "fp16" (with loss scaling), or "bf16"."""
     scaler_init_scale: float = 65536.0
     scaler_growth_interval: int = 2000
     gradient_accumulation_steps: int = 1
@@ -77,36 +78,37 @@ class DistributedConfig:
     find_unused_parameters: bool = False
     seed: int = 42
     checkpoint_dir: str | None = None
-    """The trained weights are written here; checkpoints too, with one of the next three."""
+    """Directory for the trained weights, and for checkpoints if `checkpoint_frequency`,
+    `checkpoint_every_n_steps` or `resume_from_checkpoint` is set."""
     tensorboard: bool = True
     tensorboard_dir: str | None = None
-    """Run directories, TensorBoard's files inside them, are made here; None: ./runs."""
+    """Directory for run directories, which contain TensorBoard's files. None: ./runs."""
     log_every_n_steps: int = 10
     checkpoint_frequency: int | None = None
-    """Save each so many epochs; None: as often as pays."""
+    """Number of epochs between checkpoints. None: the interval that loses the least time."""
     checkpoint_every_n_steps: int | None = None
     """The same in steps."""
     resume_from_checkpoint: bool | str = False
-    """True: from the newest checkpoint in checkpoint_dir; or a run's directory."""
+    """True: resume from the newest checkpoint in checkpoint_dir. Or a run's directory."""
     zero_stage: int | None = None
-    """DeepSpeed's ZeRO stage, 1 to 3; makes the backend deepspeed, as does the next."""
+    """DeepSpeed's ZeRO stage, 1 to 3. This and `deepspeed_config` select the backend deepspeed."""
     deepspeed_config: Any = None
     """A DeepSpeed JSON file, its contents, or a DeepSpeedConfig."""
     compression: str | GradientCompression = "none"
-    """Of gradients on their way: none, fp16; without Horovod also bf16, powersgd, topk, auto."""
+    """Gradient compression: none or fp16; without Horovod also bf16, powersgd, topk, auto."""
     mlflow_tracking: bool = False
-    """To MLflow: into the run that `mlflow.start_run()` has opened, or one of its own."""
+    """Log to MLflow: to the run that `mlflow.start_run()` opened, or to a new run."""
     mlflow_experiment: str | None = None
-    """The same, and the experiment's name."""
+    """Name of the MLflow experiment; also turns MLflow logging on."""
 
     def __post_init__(self) -> None:
-        """Answer everything that cannot be honoured, at once."""
+        """Raise one ConfigError for all settings that are not supported."""
         if problems := sorted([*self._choices(), *self._communication(), *self._pairs()], key=str):
             raise ConfigError(problems)
 
     def _choices(self) -> Iterator[Problem]:
         if self.backend == "tensorflow":
-            rule, remedy = "trains Keras models, and this trainer's is torch's", "use pytorch-ddp"
+            rule, remedy = "trains Keras models, but this trainer takes torch's", "use pytorch-ddp"
             yield Problem("backend", rule, remedy, self.backend)
         elif self.backend not in _STRATEGIES:
             yield _choice("backend", self.backend, tuple(_STRATEGIES))
@@ -123,7 +125,7 @@ class DistributedConfig:
         if wanted == "mpi":
             has_it = dist.is_mpi_available()
             rule = (
-                "is not used between ranks here" if has_it else "this torch was built without MPI"
+                "is not supported between ranks" if has_it else "this torch was built without MPI"
             )
             remedy = 'use "auto": NCCL and gloo use the same network, and need no mpirun'
             yield Problem("communication_backend", rule, remedy, wanted)
@@ -132,31 +134,31 @@ class DistributedConfig:
         elif wanted == "gloo" and usual != "gloo":
             yield _choice("communication_backend", "gloo", (f"auto, with {usual}",))
         elif wanted == "nccl" and usual != "nccl":
-            remedy = 'use "auto", which takes gloo on the CPU'
-            rule = "needs CUDA devices, and there are none"
+            remedy = 'use "auto", which uses gloo on the CPU'
+            rule = "needs CUDA devices, but there are none"
             yield Problem("communication_backend", rule, remedy, "nccl")
 
     def _pairs(self) -> Iterator[Problem]:
-        """What cannot both be meant."""
+        """Check settings that exclude each other."""
         if self._wants_deepspeed and self.backend in ("pytorch-fsdp", "horovod"):
-            rule = "zero_stage and deepspeed_config are DeepSpeed's"
+            rule = "zero_stage and deepspeed_config are DeepSpeed settings"
             remedy = 'use backend="deepspeed", or leave them out'
             yield Problem("backend", rule, remedy, self.backend)
         others = self.backend not in ("pytorch-ddp", "pytorch-fsdp", "ray") or self._wants_deepspeed
         if self.sharding_strategy is not None and others:
-            rule = "is FSDP's, and this run is another engine's"
+            rule = "is an FSDP setting, but this run uses another backend"
             remedy = 'use backend="pytorch-fsdp", or leave it out'
             yield Problem("sharding_strategy", rule, remedy, self._sharding)
         if self.checkpoint_frequency and self.checkpoint_every_n_steps:
-            rule, remedy = "checkpoint_every_n_steps says another", "give one of them"
+            rule, remedy = "checkpoint_every_n_steps is set as well", "set one of them"
             yield Problem("checkpoint_frequency", rule, remedy, self.checkpoint_frequency)
         if self.warmup_epochs and self.warmup_steps:
-            rule, remedy = "warmup_steps says another", "give one of them"
+            rule, remedy = "warmup_steps is set as well", "set one of them"
             yield Problem("warmup_epochs", rule, remedy, self.warmup_epochs)
 
     @property
     def _sharding(self) -> str:
-        """Torch's enum has a name; text is one."""
+        """The name of torch's enum member, or the text that was passed."""
         given = self.sharding_strategy
         return str(getattr(given, "name", given))
 
@@ -166,19 +168,19 @@ class DistributedConfig:
 
     @property
     def wants_mlflow(self) -> bool:
-        """Whether anything is for MLflow."""
+        """True if anything is logged to MLflow."""
         return self.mlflow_tracking or self.mlflow_experiment is not None
 
     @property
     def num_ranks(self) -> int:
-        """Ranks in all."""
+        """Total number of ranks."""
         if self.num_gpus is not None:
             return self.num_gpus
         per_node = self.gpus_per_node or max(1, num_devices())
         return per_node * self.num_nodes
 
     def global_batch_size(self, num_ranks: int) -> int:
-        """Samples in a step."""
+        """Return the number of samples in a step."""
         return self.batch_size * self.gradient_accumulation_steps * num_ranks
 
     def run_config(
@@ -187,7 +189,7 @@ class DistributedConfig:
         ranks_per_node: int | None = None,
         steps_per_epoch: int | None = None,
     ) -> dict[str, Any]:
-        """The same in Drivetrain's words."""
+        """Return the same settings as a Drivetrain config."""
         where = Places(num_ranks, ranks_per_node, steps_per_epoch)
         return {
             "global_batch_size": self.global_batch_size(num_ranks),
@@ -230,7 +232,7 @@ class DistributedConfig:
         return said
 
     def _deepspeed_contents(self) -> str | dict[str, Any] | None:
-        """Of DeepSpeed's own class, what it was made from."""
+        """Return the file or contents; DeepSpeed's own class keeps its contents in an attribute."""
         given = getattr(self.deepspeed_config, "_param_dict", self.deepspeed_config)
         if isinstance(given, Mapping):
             return dict(given)
@@ -244,7 +246,7 @@ class DistributedConfig:
         return {"compression": self.compression}
 
     def _checkpoint(self, where: Places) -> dict[str, Any]:
-        """Resumable ones go to checkpoint_dir when somebody asked for them."""
+        """Return the section; resumable checkpoints go to checkpoint_dir only if asked for."""
         every = self.checkpoint_every_n_steps or _in_steps(
             "checkpoint_frequency", self.checkpoint_frequency, "checkpoint_every_n_steps", where
         )
@@ -266,17 +268,17 @@ class DistributedConfig:
 
 
 def _in_steps(name: str, epochs: int | None, instead: str, where: Places) -> int:
-    """A number of epochs as steps."""
+    """Convert a number of epochs to steps."""
     if not epochs:
         return 0
     if where.steps_per_epoch is None:
-        rule, remedy = "how long an epoch of this data is, is not known", f"give {instead}"
+        rule, remedy = "the length of an epoch of this data is not known", f"set {instead}"
         raise ConfigError([Problem(name, rule, remedy, epochs)])
     return epochs * where.steps_per_epoch
 
 
 def _as_fsdp(name: str, where: Places) -> dict[str, Any]:
-    """What torch's sharding strategies are here."""
+    """Convert torch's sharding strategies to Drivetrain's keys."""
     if name == "NO_SHARD":
         return {"strategy": "ddp"}
     keeps = name in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")
@@ -291,7 +293,7 @@ def _as_fsdp(name: str, where: Places) -> dict[str, Any]:
 
 
 def with_settings(config: DistributedConfig, settings: Mapping[str, Any]) -> DistributedConfig:
-    """With those given by name; ConfigError for what is none."""
+    """Return the config with the settings replaced; ConfigError for unknown names."""
     known = [field.name for field in fields(DistributedConfig)]
     problems = []
     for name in sorted(settings.keys() - set(known)):
@@ -304,9 +306,9 @@ def with_settings(config: DistributedConfig, settings: Mapping[str, Any]) -> Dis
 
 
 def from_search(config: Mapping[str, Any]) -> DistributedConfig:
-    """What a search has drawn: settings, and values of the model's, which are left to it.
+    """Take the settings from a search's parameters; the others belong to the model.
 
-    One that is almost a setting's name is refused: it would be left to nobody.
+    A name that is almost a setting's is refused, because it is probably a typo.
     """
     known = {field.name for field in fields(DistributedConfig)}
     said = {_SYNONYMS.get(name, name): value for name, value in config.items()}

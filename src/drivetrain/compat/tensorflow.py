@@ -1,6 +1,6 @@
-"""TensorFlowDistributedTrainer: a Keras model under TensorFlow's own strategies, run by us.
+"""TensorFlowDistributedTrainer: a Keras model under TensorFlow's own strategies.
 
-TensorFlow computes, exchanges gradients and saves. From us come the workers' addresses
+TensorFlow computes, exchanges gradients and saves. Drivetrain provides the workers' addresses
 (TF_CONFIG), supervision and restarts, the run's directory, its ledger and its sinks.
 """
 
@@ -38,12 +38,12 @@ from drivetrain.record.step_file import StepTimes
 LEGACY = "TF_USE_LEGACY_KERAS"
 """Keras 3's `fit` does not run under MultiWorkerMirroredStrategy; tf-keras's does."""
 _BACKUP = "tensorflow"
-"""Beside the checkpoints of other runs, in the run's directory."""
+"""Name of the backup's directory inside the run's directory."""
 _POLL_S = 0.5
 
 
 def tf_config(addresses: Sequence[str], rank: int, num_servers: int = 0) -> dict[str, Any]:
-    """What TensorFlow reads of the variable TF_CONFIG: who is where, and which of them this is.
+    """Return TF_CONFIG's contents: the members of the cluster, and which one this process is.
 
     With parameter servers the first rank coordinates, the next ones serve, the others compute.
     """
@@ -64,9 +64,9 @@ def tf_config(addresses: Sequence[str], rank: int, num_servers: int = 0) -> dict
 
 
 def own_address(identity: Identity) -> str:
-    """Where the other workers reach this one, with a port that is free now."""
+    """Return the address at which other workers reach this one, with a port that is free now."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((identity.main_address, 9))  # sends nothing; says by which way it would
+        probe.connect((identity.main_address, 9))  # sends nothing; selects the network interface
         host = str(probe.getsockname()[0])
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.bind((host, 0))
@@ -74,7 +74,7 @@ def own_address(identity: Identity) -> str:
 
 
 class _Meeting:
-    """What the workers of one attempt tell each other, over the store that ranks meet at."""
+    """Messages between the workers of one attempt, through torch's rendezvous store."""
 
     def __init__(self, identity: Identity) -> None:
         from torch.distributed.rendezvous import rendezvous
@@ -84,12 +84,12 @@ class _Meeting:
         self._attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
     def all_addresses(self) -> list[str]:
-        """Of every worker, by rank. A collective call."""
+        """Return the address of every worker, by rank. A collective call."""
         self._set(f"address/{self._identity.rank}", own_address(self._identity))
         return [self._get(f"address/{rank}") for rank in range(self._identity.world_size)]
 
     def from_first(self, make: Callable[[], str]) -> str:
-        """The first worker's word, on every worker."""
+        """Return on every worker the text that `make` returns on the first worker."""
         if self._identity.is_main:
             self._set("word", make())
         return self._get("word")
@@ -99,7 +99,7 @@ class _Meeting:
         self._set("over", "1")
 
     def is_over(self) -> bool:
-        """Whether it has said so."""
+        """True if the first worker's script is over."""
         found: bool = self._store.check([f"tensorflow/{self._attempt}/over"])
         return found
 
@@ -112,12 +112,12 @@ class _Meeting:
 
 
 class TensorFlowDistributedTrainer:
-    """A Keras model over the devices of this machine, or over the ranks of `drivetrain train`.
+    """Trains a Keras model on this machine's devices, or on the ranks of `drivetrain train`.
 
-    One process: MirroredStrategy. Several: MultiWorkerMirroredStrategy, its TF_CONFIG from the
-    launcher; or ParameterServerStrategy, with some of the ranks as servers. A worker that dies
-    takes the others down; the supervisor starts all of them again, and `BackupAndRestore` resumes
-    where it last saved.
+    One process uses MirroredStrategy. Several use MultiWorkerMirroredStrategy, with TF_CONFIG from
+    the launcher, or ParameterServerStrategy, with some of the ranks as servers. If a worker dies,
+    the others end too; the supervisor restarts all of them, and `BackupAndRestore` resumes from its
+    last backup.
     """
 
     def __init__(
@@ -130,20 +130,20 @@ class TensorFlowDistributedTrainer:
         tensorboard: bool = True,
         parameter_servers: int = 0,
     ) -> None:
-        """`model()` or `model(strategy)` builds and compiles; it is called inside the scope.
+        """Create the strategy; `model()` or `model(strategy)` builds and compiles in its scope.
 
-        `save_every`: "epoch", or a number of steps. `parameter_servers`: so many of the ranks hold
-        the variables, rank 0 coordinates and the others compute, each at its own pace; their
-        scripts end in `fit`, with rank 0's. TensorFlow must not have been used before: a worker's
-        server is started here.
+        `save_every` is "epoch" or a number of steps. `parameter_servers` is the number of ranks
+        that hold the variables; rank 0 coordinates, and the others compute, each at its own pace.
+        The scripts of all ranks but 0 end in `fit`, when rank 0's ends. TensorFlow must not have
+        been used before, because a worker's server is started here.
         """
         if not callable(model) or hasattr(model, "fit"):
             rule = "must be a function that builds and compiles the model"
-            remedy = "variables have to be made inside the strategy's scope: pass the function"
+            remedy = "pass the function: variables must be created in the strategy's scope"
             raise ConfigError([Problem("model", rule, remedy, type(model).__name__)])
         if save_every != "epoch" and not (isinstance(save_every, int) and save_every > 0):
             remedy = 'use "epoch", or a number of steps'
-            raise ConfigError([Problem("save_every", "not understood", remedy, save_every)])
+            raise ConfigError([Problem("save_every", "not valid", remedy, save_every)])
         os.environ.setdefault(LEGACY, "1")
         self._tf = require("tensorflow", extra="tensorflow")
         self._build, self._epochs, self._save_every = model, epochs, save_every
@@ -154,7 +154,7 @@ class TensorFlowDistributedTrainer:
         )
         self._meeting = None if self._identity.world_size == 1 else _Meeting(self._identity)
         self._server: Any = None
-        """Of a rank that serves or computes for rank 0's coordinator."""
+        """Server of a rank that serves or computes for rank 0, the coordinator."""
         self.strategy = self._make_strategy()
         self.model: Any = None
         self.run_dir: Path | None = None
@@ -171,7 +171,7 @@ class TensorFlowDistributedTrainer:
         os.environ["TF_CONFIG"] = json.dumps(found)
         if not self._num_servers:
             return self._tf.distribute.MultiWorkerMirroredStrategy()
-        os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")  # a lost worker is an error at once
+        os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")  # report a lost worker at once
         resolver = self._tf.distribute.cluster_resolver.TFConfigClusterResolver()
         if not self._identity.is_main:
             job, index = resolver.task_type, resolver.task_id
@@ -181,17 +181,17 @@ class TensorFlowDistributedTrainer:
         return self._tf.distribute.ParameterServerStrategy(resolver)
 
     def fit(self, train_dataset: Any, validation_data: Any = None, **settings: Any) -> Any:
-        """Keras's `fit`, in the run's directory; its History.
+        """Run Keras's `fit` in the run's directory and return its History.
 
-        `train_dataset` is batched by the global batch; TensorFlow deals it to the workers. With
-        parameter servers each worker reads all of it, `repeat()`ed, and takes its share of
-        `steps_per_epoch`; only rank 0 returns.
+        `train_dataset` is batched by the global batch size; TensorFlow distributes it to the
+        workers. With parameter servers, each worker reads all of it, `repeat()`ed, and does its
+        share of `steps_per_epoch`; only rank 0 returns.
         """
         mark_training()
         if self._server is not None:
             self._serve()
         if self._num_servers and not settings.get("steps_per_epoch"):
-            rule = "must be stated: with parameter servers no worker knows when an epoch is over"
+            rule = "must be set: with parameter servers no worker knows when an epoch ends"
             remedy = "pass fit(…, steps_per_epoch=n)"
             raise ConfigError([Problem("steps_per_epoch", rule, remedy, has_value=False)])
         takes_strategy = bool(inspect.signature(self._build).parameters)
@@ -216,11 +216,11 @@ class TensorFlowDistributedTrainer:
         return history
 
     def _serve(self) -> None:
-        """For rank 0's coordinator, until its script is over; so is this one then."""
+        """Serve rank 0, the coordinator, until its script ends; then end this script."""
         page = ProgressPage.of_this_rank(self._identity.local_rank)
         with self._attempt():
             while self._meeting is not None and not self._meeting.is_over():
-                page.note(Phase.EVALUATING)  # it answers; how fast, only the coordinator knows
+                page.note(Phase.EVALUATING)  # alive; only the coordinator knows the speed
                 time.sleep(_POLL_S)
         raise SystemExit(0)
 
@@ -241,7 +241,7 @@ class TensorFlowDistributedTrainer:
             yield directory, recorder, attempt
 
     def _directory(self, settled: Path | None) -> tuple[RunDirectory, int]:
-        """Of an earlier attempt, or a new one; and which attempt this is."""
+        """Return the earlier attempt's run directory or a new one, and this attempt's number."""
 
         def open_it() -> str:
             made = settled or RunDirectory.create(self._output_dir, None).path
@@ -267,14 +267,14 @@ class TensorFlowDistributedTrainer:
 
 
 def checked_servers(num_servers: int, world_size: int, save_every: int | str) -> int:
-    """ConfigError where there are too few ranks, or what is asked for does not go with them."""
+    """Return `num_servers`; ConfigError if there are too few ranks or `save_every` conflicts."""
     problems = []
     if num_servers and world_size < num_servers + 2:
-        rule = f"{world_size} ranks are too few: one coordinates, and at least one must compute"
+        rule = f"{world_size} ranks are too few: one coordinates and at least one must compute"
         remedy = f"start {num_servers + 2} or more: drivetrain train --nproc-per-node …"
         problems.append(Problem("parameter_servers", rule, remedy, num_servers))
     if num_servers and save_every != "epoch":
-        rule = "workers with parameter servers have no step in common to save at"
+        rule = "with parameter servers, workers have no common step to save at"
         problems.append(Problem("save_every", rule, 'use "epoch"', save_every))
     if problems:
         raise ConfigError(problems)
@@ -282,9 +282,9 @@ def checked_servers(num_servers: int, world_size: int, save_every: int | str) ->
 
 
 class _Progress:
-    """What this rank records of its training: seconds, losses, and signs of life.
+    """What this rank records of its training: seconds, losses, and liveness.
 
-    A step's seconds are one number: TensorFlow does not say which of them it exchanged.
+    A step has one duration: TensorFlow does not report how much of it was communication.
     """
 
     def __init__(self, recorder: Recorder, identity: Identity, attempt: int) -> None:
@@ -309,7 +309,7 @@ class _Progress:
         self._page.note(Phase.EVALUATING)
 
     def end_epoch(self, step: int, logs: Any) -> None:
-        """`step`: done by now; those that nobody was told of have the mean of their seconds."""
+        """Record the steps up to `step`; those not yet recorded share their time equally."""
         self._end_steps(step)
         if self._is_main:
             values = {f"train/{name}": float(value) for name, value in (logs or {}).items()}
@@ -326,7 +326,7 @@ class _Progress:
 
 
 def _recording(base: type, progress: _Progress, *, by_step: bool) -> Any:
-    """A callback of the Keras that is in use; with parameter servers it may not look at steps."""
+    """Return a callback for the Keras in use; with parameter servers it must not see steps."""
 
     class EpochRecording(base):  # type: ignore[misc]
         def on_train_begin(self, logs: Any = None) -> None:

@@ -1,10 +1,10 @@
-"""DistributedTuner: a search over a function's argument, in one call.
+"""DistributedTuner: hyperparameter search for a training function, in one call.
 
     tuner = DistributedTuner(train_fn=train, search_space={"lr": tune.loguniform(1e-4, 1e-1)})
     best_params = tuner.tune(num_samples=100)
 
-Each trial is a run of the script that calls this: it is started again from its top, with nothing to
-pickle, and comes to `tune()`, which there calls the function with the trial's values and ends.
+Each trial reruns the script that calls this from its top, so nothing has to be pickled. In a trial,
+`tune()` calls the function with the trial's values and then ends the script.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ TrainFunction = Callable[[dict[str, Any]], Any]
 
 
 class DistributedTuner:
-    """A function, a space, `tune(num_samples)`: the best values.
+    """Searches for the best values of a function's arguments: `tune(num_samples)`.
 
     Args:
-        train_fn: `train_fn(values)`; returns the metric, a dict with it, or None if it trains with
-            Drivetrain: then the run's last evaluation counts.
-        search_space: Names and what they may be: a list, {low: …, high: …}, a `Float`, `Int` or
-            `Choice`, one of Ray Tune's domains, or a plain value that stays.
-        num_gpus: Devices that trials may take; on a machine without any, trials at a time.
-        trials_per_gpu: Trials at a time on each.
-        study: The study's directory; the same script resumes it. studies/<script> when left out.
-        settings: Any of a study's: metric, mode, sampler, seed, generation, schedule …
+        train_fn: `train_fn(values)` returns the metric, a dict that contains it, or None if it
+            trains with Drivetrain; the run's last evaluation is then used.
+        search_space: Maps names to what they may be: a list, {low: …, high: …}, a `Float`, `Int` or
+            `Choice`, one of Ray Tune's domains, or a constant.
+        num_gpus: Number of devices for trials; on a machine without devices, parallel trials.
+        trials_per_gpu: Parallel trials per device.
+        study: The study's directory; the same script resumes it. Default: studies/<script>.
+        settings: Any setting of a study: metric, mode, sampler, seed, generation, schedule …
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class DistributedTuner:
         self._path = study
         self._settings = settings
         self.study: Study | None = None
-        """After tune(): all of it, for `drivetrain tune show` and the like."""
+        """The whole study after tune(), for `drivetrain tune show` and similar commands."""
         self.best: Ended | None = None
         _refuse(num_gpus, trials_per_gpu, settings)
 
     def tune(self, num_samples: int) -> dict[str, Any]:
-        """Search; the values of the best of so many trials."""
+        """Run `num_samples` trials and return the values of the best one."""
         if VALUES in os.environ:
             self._as_trial(json.loads(os.environ[VALUES]))
         script = _this_script()
@@ -90,11 +90,11 @@ class DistributedTuner:
         runner = Runner(self.study, target, job, places_for(target, job, self._num_parallel))
         self.best = Driver(self.study, runner, self._num_parallel, _say).run()
         if self.best is None:
-            raise DrivetrainError(f"no trial has come to a value; see {path}")
+            raise DrivetrainError(f"no trial has reported a value; see {path}")
         return dict(read_journal(path).asked[self.best.trial].values)
 
     def _as_trial(self, values: dict[str, Any]) -> NoReturn:
-        """What is left of the script after tune() is the driver's."""
+        """Run one trial and exit: the rest of the script after tune() is for the driver only."""
         found = self._train_fn(values)
         if found is not None:
             metric = self._settings.get("metric", "loss")
@@ -103,7 +103,7 @@ class DistributedTuner:
 
 
 def _space_of(said: Mapping[str, Any]) -> Space:
-    """A plain value in it is a choice of one."""
+    """Convert the search space; a constant is a choice of one value."""
     plain = bool | int | float | str | None
     filled = {key: [each] if isinstance(each, plain) else each for key, each in said.items()}
     return from_dict({"parameters": filled, "is_config": False})
@@ -117,7 +117,7 @@ def _refuse(num_gpus: int, trials_per_gpu: int, settings: Mapping[str, Any]) -> 
     ]
     for name in _NOT_FOR_FUNCTIONS:
         if name in settings:
-            rule = "a function cannot be paused, spread, planned or warm-started from outside"
+            rule = "a function cannot be paused, distributed, planned or warm-started from outside"
             remedy = "write it as a script with load_config(), and use `drivetrain tune`"
             problems.append(Problem(name, rule, remedy, settings[name]))
     if settings.get("further"):
@@ -127,11 +127,11 @@ def _refuse(num_gpus: int, trials_per_gpu: int, settings: Mapping[str, Any]) -> 
         )
         problems.append(Problem("further", rule, remedy, has_value=False))
     if settings.get("metric") in MEASURED:
-        rule, remedy = "is measured of runs, not of a function", "return it as another metric"
+        rule, remedy = "is measured for runs, not for a function", "return it as another metric"
         problems.append(Problem("metric", rule, remedy, settings["metric"]))
     known = Settings.__dataclass_fields__.keys() - {"script", "script_args", "num_trials"}
     for name in settings.keys() - known:
-        problems.append(Problem(name, "is no setting of a study", ", ".join(sorted(known))))
+        problems.append(Problem(name, "is not a setting of a study", ", ".join(sorted(known))))
     if problems:
         raise ConfigError(problems)
 
@@ -139,7 +139,7 @@ def _refuse(num_gpus: int, trials_per_gpu: int, settings: Mapping[str, Any]) -> 
 def _this_script() -> Path:
     file = getattr(sys.modules["__main__"], "__file__", None)
     if file is None or "pytest" in sys.modules:
-        rule = "trials start the script again, and there is none"
+        rule = "trials rerun the script, but there is none"
         remedy = "save it as a file and run it with python"
         raise ConfigError([Problem("DistributedTuner", rule, remedy, has_value=False)])
     return Path(file).resolve()
@@ -155,7 +155,7 @@ def _value_of(found: Any, metric: str) -> float:
 
 
 def _record(metric: str, value: float) -> None:
-    """As an evaluation of the run, after the last step that it has."""
+    """Record the value as an evaluation of the run, at its last recorded step."""
     directory = RunDirectory.at(Path(os.environ[RUN_DIR]))
     known = open_run(directory.path).scalars().values() if directory.events(0).exists() else ()
     step = max((int(series.steps[-1]) for series in known if len(series)), default=1)

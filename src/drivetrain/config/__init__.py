@@ -1,4 +1,4 @@
-"""What a user may say, and how it is checked and explained."""
+"""The config: its keys, how it is loaded and validated, and where each value came from."""
 
 from drivetrain.config.load import load_config, resolve
 from drivetrain.config.provenance import ResolvedConfig, Source

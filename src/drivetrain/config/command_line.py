@@ -1,4 +1,4 @@
-"""Whose words a command line holds: the config's, the script's own, or another program's."""
+"""Sorts command-line arguments: the config's, the script's own, or another program's."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from drivetrain.core.errors import Problem
 from drivetrain.core.flags import AFTER_SCRIPT, ALIASES
 
 _RUNS_OTHERS = {"pytest", "py.test", "unittest", "ipykernel_launcher", "colab_kernel_launcher"}
-"""Programs whose command line is their own, not that of the code they run."""
+"""Programs whose command line is not meant for the code that they run."""
 
 
 def argv_of_script() -> list[str]:
-    """The words after the script's name; none where a notebook or a test runner is the program."""
+    """Return the arguments after the script's name; none in a notebook or a test runner."""
     first = sys.argv[0] if sys.argv else ""
     program = Path(first)
     name = program.parent.name if program.name == "__main__.py" else program.name
-    # `python -m unittest` writes just that into its first word
+    # `python -m unittest` sets sys.argv[0] to exactly that
     name = name.removesuffix(".py").rpartition(" ")[2]
     is_code_alone = first in ("", "-", "-c")
     is_notebook = not is_code_alone and not hasattr(sys.modules["__main__"], "__file__")
@@ -27,9 +27,9 @@ def argv_of_script() -> list[str]:
 
 
 def with_engines_flags(words: Sequence[str]) -> list[str]:
-    """`--deepspeed_config FILE` and `--deepspeed`, as that engine's scripts know them, as keys.
+    """Turn an engine's flags into config keys: `--deepspeed_config FILE`, `--deepspeed`.
 
-    So for every strategy that takes its engine's own file, `parallel.NAME.config`.
+    This holds for every strategy that takes its engine's own file, as `parallel.NAME.config`.
     """
     flags = {f"--{name}{end}": name for name in _engines() for end in ("", "_config")}
     said: list[str] = []
@@ -54,10 +54,10 @@ def _engines() -> list[str]:
 
 
 def own_flags(words: Sequence[str]) -> tuple[list[str], tuple[str, ...], list[Problem]]:
-    """The config's words, the names of flags that are the script's own, and what can be neither.
+    """Return the config's arguments, the names of the script's own flags, and problems.
 
-    A flag that means something here would be ignored in silence, so it is refused: one of the
-    launcher's, a config key with dashes, and --help, which a parser would have answered by now.
+    Flags that would otherwise be silently ignored are refused: a launcher flag, a config key with
+    dashes, and --help, which the script's parser would already have handled.
     """
     ours: list[str] = []
     left: list[str] = []
@@ -73,7 +73,7 @@ def own_flags(words: Sequence[str]) -> tuple[list[str], tuple[str, ...], list[Pr
             problems += [problem] if problem else []
             left += [] if problem else [word.partition("=")[0]]
             is_after_flag = True
-        elif not is_after_flag:  # a flag's values are whose the flag is
+        elif not is_after_flag:  # a flag's values belong to the flag
             ours.append(word)
     return ours, tuple(left), problems
 
@@ -82,17 +82,20 @@ def _refused(word: str) -> Problem | None:
     flag = word.partition("=")[0]
     if flag in ("-h", "--help"):
         return Problem(
-            word, "nobody answers it", "`drivetrain config` lists all keys", has_value=False
+            word,
+            "the script does not parse it",
+            "`drivetrain config` lists all keys",
+            has_value=False,
         )
     if flag.replace("_", "-") in AFTER_SCRIPT | ALIASES.keys():
-        rule = "is a flag of the launcher, and stands after the script's own words"
-        return Problem(word, rule, "write it before them", has_value=False)
+        rule = "is a flag of the launcher, but comes after the script's arguments"
+        return Problem(word, rule, "put it before them", has_value=False)
     name = flag.lstrip("-").replace("-", "_")
     keys = [key for key in leaf_keys() if name in (key, key.rpartition(".")[2])]
     if not keys:
         return None
     remedy = (
-        f"write {keys[0]}=value; if it is the script's own: args, rest = parser.parse_known_args() "
-        "and load_config(argv=rest)"
+        f"write {keys[0]}=value; if the flag is the script's own: "
+        "args, rest = parser.parse_known_args() and load_config(argv=rest)"
     )
-    return Problem(word, "is a config key, which has no dashes in front", remedy, has_value=False)
+    return Problem(word, "is a config key, which takes no leading dashes", remedy, has_value=False)

@@ -1,4 +1,4 @@
-"""The dotted names of the config: which exist, and which one a typo was meant to be."""
+"""The dotted keys of the config, and suggestions for mistyped ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OF_OTHER_TOOLS = {
 def walk_fields(
     model: type[BaseModel] = RunConfig, prefix: str = ""
 ) -> Iterator[tuple[str, FieldInfo]]:
-    """Each leaf key with its field, in the order of the schema."""
+    """Yield each leaf key with its field, in schema order."""
     for name, field in model.model_fields.items():
         nested = field.annotation
         if isinstance(nested, type) and issubclass(nested, BaseModel):
@@ -34,12 +34,12 @@ def walk_fields(
 
 @cache
 def leaf_keys() -> tuple[str, ...]:
-    """Every dotted key of the config."""
+    """Return every dotted key of the config."""
     return tuple(path for path, _ in walk_fields())
 
 
 def nearest_key(unknown: str) -> str | None:
-    """The key that was meant, probably: another tool's, one elsewhere, or one misspelled."""
+    """Return the key that was probably meant: another tool's name, a wrong section, or a typo."""
     if translated := nearest(unknown, (), _OF_OTHER_TOOLS):
         return translated
     leaf = unknown.rpartition(".")[2]
@@ -53,7 +53,7 @@ def nearest_key(unknown: str) -> str | None:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{'a': {'b': 1}} → {'a.b': 1}; a value that is itself a mapping stays one."""
+    """{'a': {'b': 1}} → {'a.b': 1}; a mapping that is a leaf key's value is kept."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and f"{prefix}{key}" not in leaf_keys():

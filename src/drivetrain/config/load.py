@@ -1,6 +1,6 @@
-"""From what was said, a file and `path.to.key=value` words, to one checked config.
+"""Loads a file and `path.to.key=value` arguments into one validated config.
 
-All problems come in one answer: wrong keys and values first, then what does not fit together.
+One error lists all problems: wrong keys and values first, then values that conflict.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def load_config(
     argv: Sequence[str] | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> ResolvedConfig:
-    """The config of this script: its defaults, then a file, then the command line.
+    """Load this script's config: its defaults, overridden by a file, then by the command line.
 
-    `argv` may hold `--config FILE` and any number of `path.to.key=value`, and DeepSpeed's
-    `--deepspeed_config FILE`. Left out, it is the script's command line: nothing in a notebook and
-    under pytest, and flags of the script's own are left to it. `defaults` are the script's, nested
-    or dotted.
+    `argv` may contain `--config FILE`, any number of `path.to.key=value`, and DeepSpeed's
+    `--deepspeed_config FILE`. By default it is the script's command line (empty in a notebook and
+    under pytest), and the script's own flags are left to the script. `defaults` are the script's
+    values, nested or dotted.
     """
     if argv is None:
         own, left, problems = own_flags(with_engines_flags(argv_of_script()))
@@ -63,7 +63,7 @@ def load_config(
     said: _Said = {key: (value, Source("script")) for key, value in flatten(defaults or {}).items()}
     if file is not None:
         values, file_problems = _read(file)
-        if file_problems:  # what the file would have said is not known: nothing else to judge
+        if file_problems:  # the file's values are unknown, so nothing else can be checked
             raise ConfigError(file_problems)
         said |= {key: (value, Source("file", str(file))) for key, value in values.items()}
     for word in overrides:
@@ -73,7 +73,7 @@ def load_config(
 
 
 def resolve(config: RunConfig | ResolvedConfig | Mapping[str, Any]) -> ResolvedConfig:
-    """Whatever form a config comes in, checked, with its sources."""
+    """Return a config of any form, validated, with the source of each value."""
     if isinstance(config, ResolvedConfig):
         return config
     if isinstance(config, RunConfig):
@@ -99,7 +99,7 @@ def _split(
         else:
             remedy = "write path.to.key=value"
             if word.startswith("-"):
-                remedy += "; only a parser of the script's own can know its flags"
+                remedy += "; flags of the script need the script's own parser"
             problems.append(Problem(word, "not an override", remedy, has_value=False))
     return file, overrides, problems
 
@@ -113,13 +113,13 @@ def _read(file: Path) -> tuple[dict[str, Any], list[Problem]]:
         reason = getattr(error, "strerror", None) or str(error)
         return {}, [Problem("--config", reason, "give the path of a YAML file", str(file))]
     except yaml.YAMLError as error:
-        return {}, [Problem("--config", _yaml_reason(error), "mend the YAML", str(file))]
+        return {}, [Problem("--config", _yaml_reason(error), "fix the YAML", str(file))]
     if not isinstance(document, dict):
         return {}, [
-            Problem("--config", "holds no keys", "write key: value lines", str(file)),
+            Problem("--config", "contains no keys", "write key: value lines", str(file)),
         ]
     is_run_yaml = set(document) == {"config", "sources"} and isinstance(document["config"], dict)
-    if is_run_yaml:  # fed back in
+    if is_run_yaml:  # a run's own run.yaml is loaded again
         document = document["config"]
     return flatten({str(key): value for key, value in document.items()}), []
 
@@ -141,7 +141,7 @@ def _parse(text: str) -> Any:
 def _check(said: _Said, problems: list[Problem]) -> ResolvedConfig:
     said, twice = _renamed(said)
     problems = problems + twice
-    # a section with nothing under it says nothing
+    # a section with nothing under it sets nothing
     said = {key: entry for key, entry in said.items() if entry[0] is not None or not _inside(key)}
     values = {key: value for key, (value, _) in said.items()}
     problems = problems + _field_problems(values)
@@ -156,14 +156,14 @@ def _check(said: _Said, problems: list[Problem]) -> ResolvedConfig:
 
 
 def _renamed(said: _Said) -> tuple[_Said, list[Problem]]:
-    """Old keys under their new names; a problem where both are given."""
+    """Rename old keys to their new names; a problem if both are set."""
     problems = []
     for old in said.keys() & CONFIG_KEYS.keys():
         new = CONFIG_KEYS[old].new
         value, source = said[old]
         if new in said:
-            rule = f"is the old name of {new}, which is given too"
-            problems.append(Problem(old, rule, "leave one of them out", value))
+            rule = f"is the old name of {new}, which is set as well"
+            problems.append(Problem(old, rule, "remove one of them", value))
         else:
             warn_renamed(old, CONFIG_KEYS[old])
             said = said | {new: (value, source)}
@@ -171,8 +171,8 @@ def _renamed(said: _Said) -> tuple[_Said, list[Problem]]:
 
 
 def _removed(key: str, value: Any) -> Problem:
-    rule = "a password was taken out of it when the run was written down"
-    return Problem(key, rule, f"give it anew: {key}=…", value)
+    rule = "a password was removed from it when the run was recorded"
+    return Problem(key, rule, f"set it again: {key}=…", value)
 
 
 def _field_problems(values: Mapping[str, Any]) -> list[Problem]:
@@ -190,7 +190,7 @@ def _field_problems(values: Mapping[str, Any]) -> list[Problem]:
 
 
 def value_problems(values: Mapping[str, Any]) -> list[Problem]:
-    """What is wrong with some keys' values by themselves; which others a run needs is not asked."""
+    """Return the problems of these keys' values alone, without checking for required keys."""
     found = _field_problems({"global_batch_size": 1, **values})
     return [problem for problem in found if problem.where in values]
 
@@ -209,11 +209,11 @@ def _unknown(key: str, value: Any) -> Problem:
 
 
 def _explain(where: str, arms: Sequence[ErrorDetails]) -> Problem:
-    """One problem per key; a union such as "a number, or auto" reports each of its arms."""
+    """Return one problem for a key; pydantic reports each arm of a union ("number or auto")."""
     first = arms[0]
     if first["type"] == "missing":
         return Problem(
-            where, "required, and not given", f"add it, for example {where}=64", has_value=False
+            where, "required, but not set", f"add it, for example {where}=64", has_value=False
         )
     rule = "must be " + " or ".join(_rule(details) for details in arms)
     return Problem(where, rule, _remedy(where, arms), first["input"])

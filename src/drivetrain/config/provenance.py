@@ -1,4 +1,4 @@
-"""Where each value came from, and the run.yaml that says so."""
+"""Where each config value came from, and run.yaml, which records it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SourceKind = Literal["default", "script", "file", "command line", "chosen"]
 
 @dataclass(frozen=True)
 class Source:
-    """Who said it; for a chosen value, why."""
+    """The source of a value; for a chosen value, also the reason."""
 
     kind: SourceKind
     detail: str = ""
@@ -28,27 +28,27 @@ class Source:
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """A checked config in which every value knows its source."""
+    """A validated config with the source of every value."""
 
     config: RunConfig
     sources: Mapping[str, Source] = field(default_factory=dict)
     left_to_script: tuple[str, ...] = ()
-    """Flags of the command line that are none of the config's."""
+    """Command-line flags that do not belong to the config."""
 
     def source(self, path: str) -> Source:
-        """Where the value at a dotted key came from."""
+        """Return where the value of a dotted key came from."""
         return self.sources.get(path, Source("default"))
 
     def choose(self, path: str, value: Any, why: str) -> ResolvedConfig:
-        """A copy in which one value was chosen for the user, with the reason."""
+        """Return a copy in which one value is chosen for the user, with the reason."""
         flat = flatten(self.config.model_dump(mode="json")) | {path: value}
         config = RunConfig.model_validate(unflatten(flat))
         return replace(self, config=config, sources={**self.sources, path: Source("chosen", why)})
 
     def to_yaml(self) -> str:
-        """run.yaml: `config` can be fed back in; `sources` explains it.
+        """Return the text of run.yaml: `config` can be loaded again; `sources` explains it.
 
-        Without passwords in addresses: it is shown, copied and kept with the run.
+        Passwords in addresses are removed, because run.yaml is shown, copied and kept with the run.
         """
         values = flatten(self.config.model_dump(mode="json"))
         document = {

@@ -1,4 +1,4 @@
-"""Rules between keys. Each is a pure function that answers with every problem it sees."""
+"""Rules between keys. Each is a pure function that yields every problem it finds."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def _length(config: RunConfig) -> Iterator[Problem]:
 
 
 def _name(config: RunConfig) -> Iterator[Problem]:
-    """A run's directory lies in output_dir, and its name is shown on terminals."""
+    """A run's directory must be inside output_dir, and its name must be safe on terminals."""
     name = config.name or ""
     parts = PurePosixPath(name).parts
     if name.startswith("/") or name == "." or ".." in parts:
-        yield Problem("name", "it would leave output_dir", "give a plain name", name)
+        yield Problem("name", "points outside output_dir", "use a plain name", name)
     elif plain(name) != name or any(len(part.encode()) > 200 for part in parts):
-        yield Problem("name", "no name of a folder", "up to 200 plain characters", plain(name))
+        yield Problem("name", "not a directory name", "use up to 200 plain characters", plain(name))
 
 
 def _contents(config: RunConfig) -> Iterator[Problem]:
@@ -44,13 +44,13 @@ def _batch_norm(config: RunConfig) -> Iterator[Problem]:
         return
     for axis in ("tp", "pp", "cp"):
         if getattr(config.parallel, axis) > 1:
-            rule = f"statistics are taken over copies of whole layers, and {axis} shares them out"
+            rule = f"statistics are computed over replicas of whole layers, but {axis} splits them"
             yield Problem("parallel.sync_batch_norm", rule, f"set {axis} to 1", "true")
     if config.reproducibility == "bitwise":
-        rule = "sums over ranks are rounded by how many there are"
+        rule = "the rounding of sums over ranks depends on the number of ranks"
         yield Problem("parallel.sync_batch_norm", rule, "use reproducibility = standard", "true")
     if config.fault_tolerance == "live":
-        rule = "a replica that is lost would leave the others waiting inside a forward"
+        rule = "a lost replica would leave the others waiting in their forward pass"
         yield Problem("parallel.sync_batch_norm", rule, "leave it out", "true")
 
 
@@ -74,14 +74,14 @@ def _schedule(config: RunConfig) -> Iterator[Problem]:
     if said.warmup_ratio and said.warmup_steps:
         yield Problem(
             "optimization.warmup_ratio",
-            f"warmup_steps = {said.warmup_steps} says it too",
+            f"warmup_steps = {said.warmup_steps} is set as well",
             "set one of the two",
             said.warmup_ratio,
         )
     if said.decay_steps is not None and shape in _LEVEL:
         yield Problem(
             "optimization.decay_steps",
-            f"lr_scheduler_type = {shape} has none",
+            f"lr_scheduler_type = {shape} has no decay phase",
             "use linear, cosine or wsd, or leave it out",
             said.decay_steps,
         )
@@ -90,7 +90,7 @@ def _schedule(config: RunConfig) -> Iterator[Problem]:
         if said.decay_steps > level:
             yield Problem(
                 "optimization.decay_steps",
-                f"of the run's {run} steps {level} are left after the warm-up",
+                f"only {level} of the run's {run} steps are left after the warm-up",
                 f"use at most {level}",
                 said.decay_steps,
             )
@@ -102,7 +102,7 @@ def _schedule(config: RunConfig) -> Iterator[Problem]:
     for key in (key for key, value in touched.items() if value and shape == "none"):
         yield Problem(
             f"optimization.{key}",
-            "lr_scheduler_type = none never touches the rate",
+            "lr_scheduler_type = none never changes the rate",
             "use constant, or leave it out",
             getattr(said, key),
         )
@@ -134,7 +134,7 @@ def _pretrained(config: RunConfig) -> Iterator[Problem]:
     if said.pretrained_allow and said.pretrained is None:
         yield Problem(
             "model.pretrained_allow",
-            "there are no files that it could be about",
+            "applies to model.pretrained, which is not set",
             "set model.pretrained, or leave it out",
             list(said.pretrained_allow),
         )
@@ -142,7 +142,7 @@ def _pretrained(config: RunConfig) -> Iterator[Problem]:
     if said.pretrained is not None and config.parallel.pp > 1 and pipeline.balance == "time":
         yield Problem(
             "parallel.pipeline.balance",
-            "a whole model is timed first, and pretrained weights are read part by part",
+            "timing needs a whole model, but pretrained weights are read part by part",
             "use parameters",
             "time",
         )
@@ -174,7 +174,7 @@ def _micro_batch(config: RunConfig) -> Iterator[Problem]:
 
 
 def _divisors_near(whole: int, wanted: int, most: int = 4) -> str:
-    # each divisor has a partner, one of them below the root; of very large ones not all are sought
+    # of each pair of divisors one is at most the root; for huge numbers not all are searched
     below = [d for d in range(1, min(math.isqrt(whole), _LARGEST_TRIED) + 1) if whole % d == 0]
     divisors = {*below, *(whole // d for d in below)}
     nearest = sorted(sorted(divisors, key=lambda d: (abs(d - wanted), d))[:most])
@@ -200,7 +200,7 @@ def _axes(config: RunConfig) -> Iterator[Problem]:
 
 
 def _dividing_axes(config: RunConfig) -> dict[Feature, int]:
-    """Those that divide the model itself, with their sizes, where more than one rank is along."""
+    """Return the axes that split the model itself and have more than one rank, with their sizes."""
     sizes: dict[Feature, int] = {
         "tp": config.parallel.tp,
         "pp": config.parallel.pp,
@@ -211,7 +211,7 @@ def _dividing_axes(config: RunConfig) -> dict[Feature, int]:
 
 
 def _divided(config: RunConfig) -> Iterator[Problem]:
-    """What goes with tp, pp, cp and ep."""
+    """Check what can be combined with tp, pp, cp and ep."""
     parallel = config.parallel
     axes = _dividing_axes(config)
     if not axes:
@@ -220,7 +220,7 @@ def _divided(config: RunConfig) -> Iterator[Problem]:
         if axis not in parallel.traits.combines_with:
             yield Problem(
                 f"parallel.{axis}",
-                f"{parallel.strategy} cannot be combined with it",
+                f"cannot be combined with {parallel.strategy}",
                 f"use parallel.strategy={with_feature(axis)}",
                 size,
             )
@@ -228,14 +228,14 @@ def _divided(config: RunConfig) -> Iterator[Problem]:
     if config.precision.dtype == "fp16":
         yield Problem(
             "precision.dtype",
-            f"the scaler of fp16 does not see overflows on other {axis} ranks",
+            f"the fp16 loss scaler does not see overflows on other {axis} ranks",
             "use bf16",
             "fp16",
         )
     if config.fault_tolerance == "live":
         yield Problem(
             "fault_tolerance",
-            f"live replicas cannot have {axis}",
+            f"cannot be combined with {axis}",
             "use restart",
             "live",
         )
@@ -261,7 +261,7 @@ def _offload(config: RunConfig) -> Iterator[Problem]:
         able = with_feature("offload")
         yield Problem(
             "memory.offload",
-            f"is {able}'s, and the strategy is {config.parallel.strategy}",
+            f"needs {able}, but the strategy is {config.parallel.strategy}",
             f"use parallel.strategy={able}, or none",
             "cpu",
         )
@@ -274,15 +274,14 @@ def _bitwise(config: RunConfig) -> Iterator[Problem]:
         able = with_feature("bitwise")
         yield Problem(
             "reproducibility",
-            f"the same bits are only kept for parallel.strategy={able}, not "
-            f"{config.parallel.strategy}",
+            f"bitwise results need parallel.strategy={able}, not {config.parallel.strategy}",
             f"use {able}, or reproducibility=standard",
             "bitwise",
         )
     for axis, size in _dividing_axes(config).items():
         yield Problem(
             f"parallel.{axis}",
-            "sums that are split over ranks are not the same bits",
+            "sums split over ranks are not equal bit for bit",
             "use 1, or reproducibility=standard",
             size,
         )
@@ -297,7 +296,7 @@ def _bitwise(config: RunConfig) -> Iterator[Problem]:
     if config.compile.enabled and mode is not None and mode.startswith("max-autotune"):
         yield Problem(
             "compile.mode",
-            "kernels that are chosen by timing them differ from rank to rank, and so do their bits",
+            "kernels chosen by timing differ from rank to rank, and so do their results",
             "leave it out, or use reproducibility=standard",
             mode,
         )
@@ -316,7 +315,7 @@ def _compression(config: RunConfig) -> Iterator[Problem]:
     for setting in (name for name, is_set in refused.items() if is_set):
         yield Problem(
             "communication.compression",
-            f"gradients are compressed in plain {able} only, not with {setting}",
+            f"gradient compression works only with plain {able}, not with {setting}",
             f"use none, or plain {able}",
             compression,
         )
@@ -324,7 +323,7 @@ def _compression(config: RunConfig) -> Iterator[Problem]:
     if config.precision.dtype == "fp16" and {"powersgd", "topk"} & set(may_be):
         yield Problem(
             "communication.compression",
-            "what is left over from a step is kept, and one overflow of fp16 would stay for good",
+            "each step's residual is carried over to the next, so an fp16 overflow would stay",
             "use precision.dtype=bf16, or compression fp16 or bf16",
             compression,
         )
@@ -343,7 +342,7 @@ def _experts(config: RunConfig) -> Iterator[Problem]:
         return
     shard = parallel.dp_shard
     if shard != "auto" and shard >= 1 and shard % parallel.ep:
-        rule = f"does not divide dp_shard = {shard}, which it lies inside"
+        rule = f"does not divide dp_shard = {shard}, of which it is a part"
         yield Problem("parallel.ep", rule, f"use one of {_divisors_near(shard, 1)}", parallel.ep)
     beside = {
         "parallel.cp": (parallel.cp, 1),
@@ -359,7 +358,7 @@ def _experts(config: RunConfig) -> Iterator[Problem]:
 def _tracking(config: RunConfig) -> Iterator[Problem]:
     address = config.record.mlflow.tracking_uri
     if address is not None and clean_address(address) != address:
-        rule = "a password in it would be written down with the run"
+        rule = "a password in it would be recorded with the run"
         remedy = "leave it out and set MLFLOW_TRACKING_URI in the environment"
         yield Problem("record.mlflow.tracking_uri", rule, remedy, clean_address(address))
 
@@ -367,9 +366,9 @@ def _tracking(config: RunConfig) -> Iterator[Problem]:
 def _replay(config: RunConfig) -> Iterator[Problem]:
     every = config.sentinel.replay_every_steps
     refused = {
-        "a pipeline has a step's micro-batches under way together": config.parallel.pp > 1,
-        "live replicas come and go between two passes": config.fault_tolerance == "live",
-        "a wrong result travels to other ranks with the tokens of ep": config.parallel.ep > 1,
+        "a pipeline has several micro-batches of a step in flight": config.parallel.pp > 1,
+        "live replicas can come and go between the two passes": config.fault_tolerance == "live",
+        "ep spreads a wrong result to other ranks with the tokens": config.parallel.ep > 1,
     }
     for rule in (rule for rule, applies in refused.items() if every is not None and applies):
         yield Problem("sentinel.replay_every_steps", rule, "leave it out", every)
@@ -377,9 +376,8 @@ def _replay(config: RunConfig) -> Iterator[Problem]:
 
 def _float8(config: RunConfig) -> Iterator[Problem]:
     refused = {
-        "tensor parallelism cuts the rows that are scaled": config.parallel.tp > 1,
-        "gradients of 8 bits and the scaler of fp16 do not go together": config.precision.dtype
-        == "fp16",
+        "tensor parallelism splits the rows that are scaled": config.parallel.tp > 1,
+        "8-bit gradients do not work with the fp16 loss scaler": config.precision.dtype == "fp16",
     }
     asked = config.precision.float8
     for rule in (rule for rule, applies in refused.items() if asked != "none" and applies):
@@ -462,7 +460,7 @@ RULES: Sequence[Rule] = (
 
 
 def broken_rules(config: RunConfig, wrong_keys: frozenset[str] = frozenset()) -> list[Problem]:
-    """Every problem between keys, leaving out rules that read a key already known to be wrong."""
+    """Return every problem between keys; rules that read a key known to be wrong are skipped."""
     own = () if "parallel.strategy" in wrong_keys else config.parallel.traits.rules
     return [
         problem

@@ -1,8 +1,8 @@
-"""Every key a run understands. Frozen, and strict about names: a typo is an error, not a default.
+"""Every config key of a run. Sections are frozen and reject unknown keys, so a typo is an error.
 
-Names are the ones people already have in their fingers: Hugging Face's for optimisation,
-torchtitan's for the axes, torch's own for what is handed straight to it.
-A strategy's section stands in its own folder.
+Names follow the tools people already use: Hugging Face's for optimisation, torchtitan's for the
+mesh axes, and torch's own for settings that are passed straight to it.
+A strategy's section is defined in the strategy's own folder.
 """
 
 from __future__ import annotations
@@ -18,76 +18,77 @@ from drivetrain.core.traits import STRATEGIES, Traits, all_traits, traits_of
 
 
 class Checkpoint(Section):
-    """What is saved, when, where, and how long it is kept."""
+    """What is saved, when and where, and how long it is kept."""
 
     every_steps: int | Literal["auto"] | None = "auto"
-    """Save each so many steps. auto: the interval that loses the least, from what a save costs and
-    how often the run has failed (Young, Daly). null: never."""
+    """Number of steps between saves. auto: the interval that loses the least time, from the cost
+    of a save and how often the run has failed (Young/Daly). null: never save."""
     save: Literal["sharded", "full"] = "sharded"
     """sharded: every rank writes its part. full: rank 0 gathers and writes everything."""
     contents: Literal["everything", "trained", "weights"] = "everything"
-    """everything: a run can resume from it exactly. trained: the same without weights that are not
-    trained (requires_grad): an adapter without its base, which the script makes again and which
-    must be the same. weights: the model alone."""
+    """everything: a run can resume from it exactly. trained: the same without frozen weights
+    (requires_grad=False), for example an adapter without its base model, which the script must
+    recreate identically. weights: the model only."""
     asynchronous: bool = True
-    """Write beside the steps, which wait only for a copy in memory."""
+    """Write in the background: training waits only for a copy in memory."""
     incremental: bool = False
-    """Write only what has changed since the last checkpoint, byte by byte. The rest stays in files
-    of earlier ones, which are kept as long as a checkpoint refers to them."""
+    """Write only the bytes that have changed since the last checkpoint. The rest stays in the files
+    of earlier checkpoints, which are kept as long as a checkpoint refers to them."""
     directory: str | None = None
-    """A path, or any fsspec address (s3://…); null: checkpoints/ in the run's directory."""
+    """A path or an fsspec URL (s3://…). null: checkpoints/ in the run's directory."""
     keep_last: int = Field(default=2, gt=0)
-    """Keep the newest so many."""
+    """Number of most recent checkpoints to keep."""
     keep_every: int | None = Field(default=None, gt=0)
-    """Also keep those whose step is a multiple of this."""
+    """Also keep every checkpoint whose step is a multiple of this."""
     keep_best: str | None = None
-    """Save at every evaluation that is the best so far by this metric, for example loss or
-    accuracy, and keep it. Its weights are left beside the last ones, in best.pt or best/."""
+    """Metric, for example loss or accuracy. Save and keep a checkpoint at every evaluation that is
+    the best so far. Its weights are also exported next to the final ones, to best.pt or best/."""
     keep_best_mode: Literal["min", "max"] = "min"
-    """Whether the lowest or the highest is best."""
+    """Whether the lowest or the highest value is best."""
     final_weights: Literal["auto", "whole", "sharded"] = "auto"
-    """What the end of a run leaves. whole: weights.pt, gathered on rank 0. sharded: the folder
-    weights/ of safetensors in Hugging Face layout, written by all ranks, beside the checkpoints.
-    auto: weights.pt up to 1 GiB of weights, the folder above. The same for the best ones."""
+    """Format of the weights exported at the end of a run. whole: weights.pt, gathered on rank 0.
+    sharded: weights/, safetensors in Hugging Face layout next to the checkpoints, written by all
+    ranks. auto: whole up to 1 GiB of weights, sharded above. The best weights use the same
+    format."""
     resume_from: str | None = None
-    """Start from the newest checkpoint of another run: its directory or its checkpoints'; or from
-    one checkpoint, by its own folder (…/step-000000024-a1)."""
+    """Start from the newest checkpoint of another run (the run's directory or its checkpoint
+    directory), or from one checkpoint's directory (…/step-000000024-a1)."""
 
 
 class PowerSGD(Section):
-    """torch's PowerSGD hook: each gradient matrix as the product of two thin ones."""
+    """torch's PowerSGD hook: sends each gradient matrix as the product of two low-rank matrices."""
 
     rank: int = Field(default=4, gt=0)
-    """Columns of the thin matrices: more is closer to the gradient, and more to send."""
+    """Rank of the approximation. A higher rank is more accurate and sends more data."""
     start_step: int = Field(default=10, ge=2)
-    """Steps before it that send gradients whole; torch needs two."""
+    """First step with compression; earlier steps send gradients whole. torch needs at least 2."""
     min_compression_rate: float = Field(default=2.0, ge=0)
-    """Matrices that would shrink by less than this travel whole."""
+    """Matrices that would shrink by less than this factor are sent whole."""
 
 
 class TopK(Section):
-    """Only the largest gradients travel; the rest is added to the next step's."""
+    """Sends only the largest gradients; the rest is added to the next step's gradients."""
 
     ratio: float = Field(default=0.01, gt=0, le=1)
-    """The fraction of each bucket that is sent."""
+    """Fraction of each bucket that is sent."""
 
 
 class Communication(Section):
-    """What gradients look like on the wire, with ddp on more than one rank."""
+    """Gradient compression for ddp on more than one rank."""
 
     compression: Literal["none", "fp16", "bf16", "powersgd", "topk", "auto"] = "none"
-    """fp16 and bf16 halve the traffic; powersgd and topk shrink it much more, and are lossy. auto:
-    measures, and keeps plain gradients unless one of `allow` makes steps shorter."""
+    """fp16 and bf16 halve the traffic; powersgd and topk reduce it much further, but are lossy.
+    auto: measure, and keep uncompressed gradients unless one of `allow` makes steps shorter."""
     allow: tuple[Literal["fp16", "bf16", "powersgd", "topk"], ...] = ("bf16", "fp16")
-    """What auto may choose from; the first of equals wins."""
+    """Methods that auto may choose from; the first wins a tie."""
     powersgd: PowerSGD = PowerSGD()
-    """Details for powersgd."""
+    """Options for powersgd."""
     topk: TopK = TopK()
-    """Details for topk."""
+    """Options for topk."""
 
 
 class Compile(Section):
-    """torch.compile, off unless asked for."""
+    """torch.compile, off by default."""
 
     enabled: bool = False
     """Compile the model."""
@@ -98,124 +99,129 @@ class Compile(Section):
 
 
 class Data(Section):
-    """How samples reach the model. None of it changes which samples make up a step."""
+    """How samples are loaded. No setting here changes which samples make up a step."""
 
     shuffle: bool = True
-    """Draw a new order each epoch from the seed; a DataLoader passed to fit() decides itself."""
+    """Shuffle each epoch in an order drawn from the seed. A DataLoader passed to fit() decides for
+    itself."""
     num_workers: int = Field(default=0, ge=0)
     """Loader processes per rank."""
     prefetch_factor: int = Field(default=2, gt=0)
-    """Micro-batches each loader process keeps ready."""
+    """Micro-batches that each loader process prefetches."""
     pin_memory: bool | Literal["auto"] = "auto"
-    """Page-locked memory for faster copies to a device; auto: on an accelerator."""
+    """Use page-locked memory for faster copies to the device. auto: on an accelerator."""
     iterable_sharding: Literal["same_stream", "own_shard", "already_sharded"] = "same_stream"
-    """same_stream: every rank reads the stream and keeps its part: same numbers at any world size.
-    own_shard: a rank reads only the shard that the dataset's shard(num_shards, index) gives it.
-    already_sharded: the dataset yields each rank its own part (split_dataset_by_node,
-    split_by_node). With shards the numbers depend on the world size."""
+    """same_stream: every rank reads the whole stream and keeps its part; results are the same at
+    any world size. own_shard: each rank reads only the shard that the dataset's
+    shard(num_shards, index) returns. already_sharded: the dataset yields each rank its own part
+    (split_dataset_by_node, split_by_node). With own_shard and already_sharded, results depend on
+    the world size."""
     batched: bool | Literal["auto"] = "auto"
-    """Whether a stream yields ready batches; each is then a micro-batch. auto: if it comes in a
-    DataLoader with batch_size=None."""
+    """Whether a stream yields ready-made batches, each used as one micro-batch. auto: true if it is
+    wrapped in a DataLoader with batch_size=None."""
 
 
 class Evaluation(Section):
-    """When and how the validation data is gone through. Every sample counts exactly once."""
+    """When and how the validation data is evaluated. Every sample counts exactly once."""
 
     every_steps: int | None = Field(default=None, gt=0)
-    """Evaluate each so many steps; null: at the end of each epoch, and of the run."""
+    """Number of steps between evaluations. null: at the end of each epoch and of the run."""
     batch_size: int | None = Field(default=None, gt=0)
-    """Samples per forward; null: micro_batch_size if that is stated, else at most 32."""
+    """Samples per forward pass. null: micro_batch_size if it is a number, else at most 32."""
     max_samples: int | None = Field(default=None, gt=0)
-    """Of each set of validation data only the first so many; null: all of them."""
+    """Use only the first N samples of each validation set. null: all of them."""
 
 
 class EarlyStopping(Section):
-    """Ending a run for good when its evaluations are not good enough. Off unless asked for."""
+    """Ends a run for good when evaluation results stop improving. Off by default."""
 
     metric: str = "loss"
-    """Of the evaluations: loss, accuracy …"""
+    """Evaluation metric to watch: loss, accuracy, …"""
     mode: Literal["min", "max"] = "min"
     """Whether lower or higher is better."""
     patience: int | None = Field(default=None, gt=0)
-    """End after so many evaluations in a row that were not better than the best before them."""
+    """End the run after this many evaluations in a row without an improvement on the best."""
     min_delta: float = Field(default=0.0, ge=0)
-    """Better is: by more than this."""
+    """An evaluation counts as better only if it improves on the best by more than this."""
     limits: tuple[tuple[int, float], ...] = ()
     """Pairs of a step and a value: end if the first evaluation at or after that step is worse."""
 
 
 class Memory(Section):
-    """Trading time for memory."""
+    """Settings that trade time for memory."""
 
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """full: recompute each repeated block's activations in backward instead of keeping them.
-    selective: keep what matrix products and attention gave, recompute the rest."""
+    selective: keep the outputs of matrix products and attention, recompute the rest."""
     offload: Literal["none", "cpu"] = "none"
-    """cpu: fsdp's shards of weights, gradients and optimizer state wait in the host's memory."""
+    """cpu: keep fsdp's shards of weights, gradients and optimizer state in host memory."""
 
 
 class Model(Section):
-    """Where the model's first weights come from."""
+    """Where the model's initial weights come from."""
 
     pretrained: str | None = None
-    """A folder of safetensors in Hugging Face's layout, one such file, an fsspec address of either,
-    or a hub id. Each rank reads its shards, and nothing else."""
+    """A directory of safetensors in Hugging Face layout, a single such file, an fsspec URL of
+    either, or a hub id. Each rank reads only its own shards."""
     pretrained_allow: tuple[str, ...] = ()
-    """Patterns (`head.*`) of tensors that the files may lack, have in another shape or have in
-    addition; what the model has of them is initialised."""
+    """Patterns (`head.*`) of tensors that may be missing from the files, have a different shape
+    there, or exist only there. The model's tensors among them are initialised instead."""
     initialization: Literal["auto", "sequential", "keyed"] = "auto"
-    """sequential: the weights that the same code makes without Drivetrain under this seed; where
-    ranks hold parts, each draws every value, one tensor at a time (100 million a second). keyed:
-    each tensor under a key of its own; a rank draws only the tensors it holds a part of. Both are
-    the same at any number of ranks. auto: sequential, or keyed beside `pretrained`."""
+    """sequential: the same weights as the same code without Drivetrain under this seed; if the
+    model is sharded, every rank draws all values, one tensor at a time (100 million per second).
+    keyed: each tensor is drawn from its own key, and a rank draws only the tensors of which it
+    holds a part. Both give the same weights at any number of ranks. auto: sequential, or keyed if
+    `pretrained` is set."""
 
 
 class Optimization(Section):
-    """The learning rate and what is done to gradients. All of it counts optimizer steps."""
+    """Learning rate, optimizer and gradient clipping. Steps are optimizer steps."""
 
     learning_rate: float = Field(default=1e-3, gt=0)
     """Peak learning rate, before `learning_rate_scaling`."""
     lr_scheduler_type: Literal["constant", "linear", "cosine", "wsd", "inverse_sqrt", "none"] = (
         "constant"
     )
-    """Shape of the schedule after warm-up. wsd: level, and a linear fall at the end. inverse_sqrt:
-    by 1/√step. none: the rate is the script's own, and never touched."""
+    """Shape of the schedule after warm-up. wsd: constant, then a linear decay at the end.
+    inverse_sqrt: 1/√step. none: the script sets the rate, and Drivetrain never changes it."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises linearly from 0."""
     warmup_ratio: float = Field(default=0.0, ge=0, le=1)
-    """The same as a fraction of the run's steps, rounded up; one of the two."""
+    """Warm-up as a fraction of the run's steps, rounded up. Set this or `warmup_steps`, not
+    both."""
     decay_steps: int | None = Field(default=None, gt=0)
-    """Steps the rate falls for. linear, cosine: the first after the warm-up, then it stays at its
-    lowest; null: up to the end of the run. wsd: the last; null: a tenth of the run."""
+    """Number of steps over which the rate decays. linear, cosine: the first ones after the warm-up,
+    then the rate stays at its minimum; null: until the end of the run. wsd: the last ones; null: a
+    tenth of the run."""
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
-    """The lowest that a falling rate comes to, as a fraction of the peak."""
+    """Minimum of a decaying rate, as a fraction of the peak."""
     learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
     """Scale `learning_rate` by (global_batch_size / base_batch_size), or by its square root."""
     base_batch_size: int | None = Field(default=None, gt=0)
     """The global batch size that `learning_rate` was tuned for."""
     optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
-    """For a task without an optimizer of its own. muon: for the matrices of the model's blocks;
+    """Optimizer of a task that defines none. muon: Muon for the matrices of the model's blocks,
     AdamW for embeddings, heads, norms and biases."""
     momentum: float | None = Field(default=None, ge=0, lt=1)
-    """Of sgd (null: 0) and muon (null: 0.95)."""
+    """Momentum of sgd (null: 0) and muon (null: 0.95)."""
     muon_dtype: Literal["fp32", "bf16"] = "fp32"
-    """What Muon orthogonalises matrices in. bf16 is faster on accelerators, but small differences
-    of rounding between layouts grow: losses then agree to about 1e-4 instead of 1e-7."""
+    """Dtype in which Muon orthogonalises matrices. bf16 is faster on accelerators, but amplifies
+    rounding differences between layouts: losses agree to about 1e-4 instead of 1e-7."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """For the config's optimizer; a task with its own optimizer sets its own."""
+    """Weight decay of the optimizer made from the config; a task's own optimizer sets its own."""
     decay_norms_and_biases: bool = False
-    """Whether the config's optimizer's weight decay reaches all weights, or only those with two
-    dimensions and more: matrices, kernels and embeddings, but no norms and biases."""
+    """true: `weight_decay` applies to all weights. false: only to those with two or more dimensions
+    (matrices, kernels and embeddings, but not norms and biases)."""
     adamw_implementation: Literal["auto", "for_loop", "foreach", "fused"] = "auto"
-    """How AdamW goes through the weights: one after the other, many in one call, or in one kernel.
-    auto: as torch chooses: for_loop on a CPU, foreach on CUDA, XPU and devices from outside torch.
-    They round differently in the last bits; fused is the fastest."""
+    """How AdamW updates the weights: one at a time (for_loop), many in one call (foreach), or in
+    one kernel (fused, the fastest). auto: torch's choice: for_loop on a CPU; foreach on CUDA, XPU
+    and out-of-tree devices. Their results differ in the last bits."""
     max_grad_norm: float | None = Field(default=None, gt=0)
-    """Clip the global gradient norm to this; null leaves gradients alone."""
+    """Clip the global gradient norm to this. null: no clipping."""
 
     @property
     def needs_the_end(self) -> bool:
-        """Whether the learning rate depends on where the run ends."""
+        """True if the learning rate depends on where the run ends."""
         falls_to_it = self.lr_scheduler_type in ("linear", "cosine") and self.decay_steps is None
         return falls_to_it or self.lr_scheduler_type == "wsd" or self.warmup_ratio > 0
 
@@ -228,82 +234,83 @@ else:
 
 
 class Tensor(Section):
-    """How `tp` ranks share each layer."""
+    """How each layer is sharded over the `tp` ranks."""
 
     plan: str | tuple[str, ...] = "model"
-    """model: the model's own `tp_plan` (Hugging Face models have one). module:function: called with
-    the model, returns such a plan. Or a list like [blocks.*.up=colwise, blocks.*.down=rowwise]."""
+    """model: the model's own `tp_plan` (Hugging Face models have one). module:function: a function
+    that takes the model and returns such a plan. Or a list such as
+    [blocks.*.up=colwise, blocks.*.down=rowwise]."""
     sequence_parallel: bool = False
-    """Between the layers, too, each rank keeps a part of the sequence only: norms and residuals in
-    1/tp of the memory."""
+    """Shard the sequence between the layers as well: norms and residuals take 1/tp of the
+    memory."""
     loss_parallel: bool = False
-    """Leave the logits in parts and compute the cross-entropy over them: the last layer's output is
-    never whole."""
+    """Keep the logits sharded and compute the cross-entropy on the shards: the last layer's output
+    is never gathered."""
 
 
 class Pipeline(Section):
-    """How `pp` ranks share the layers."""
+    """How the layers are split over the `pp` ranks."""
 
     schedule: Literal[
         "gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zero_bubble", "zbv", "dualpipev"
     ] = "1f1b"
-    """In which order micro-batches go forward and backward. From looped_bfs and interleaved_1f1b on
-    each rank has several stages."""
+    """Order in which micro-batches run forward and backward. All schedules but gpipe and 1f1b give
+    each rank several stages."""
     split_points: tuple[str, ...] = ()
-    """Names of the blocks that open a stage, the first left out; empty: balanced."""
+    """Names of the blocks at which a new stage starts, without the first. Empty: balanced."""
     balance: Literal["parameters", "time"] = "parameters"
-    """What stages are balanced by: number of weights, or each block's measured time."""
+    """What stages are balanced by: the number of weights, or each block's measured time."""
     stages_per_rank: int = Field(default=2, gt=0)
-    """For the schedules that have several."""
+    """Stages per rank, for schedules with several."""
 
 
 class Expert(Section):
-    """Details of expert parallelism."""
+    """Options for expert parallelism."""
 
     modules: tuple[str, ...] = ()
-    """Names of the modules that hold experts, with * for a number (blocks.*.experts); empty: every
-    module with num_experts, weights of one row per expert and
+    """Names of the modules that hold experts, with * for a number (blocks.*.experts). Empty: every
+    module with num_experts, weights with one row per expert, and
     forward(hidden_states, top_k_index, top_k_weights)."""
     imbalance: float = Field(default=1.0, ge=1)
-    """What a rehearsal, which has no tokens, lets a rank be sent: so many times an even share of
-    its group's. A run does not look at it."""
+    """For rehearsals only, which have no tokens to route: the load a rank is assumed to receive, as
+    a multiple of an even share of its group's tokens. A run ignores it."""
 
 
 class Parallel(Section):
-    """How the model is spread."""
+    """How the model is distributed over ranks."""
 
     strategy: StrategyName = Field(
         default=STRATEGIES.names[0],
         description=" ".join(f"{each.name}: {each.summary}." for each in all_traits()),
     )
     dp_replicate: int | Literal["auto"] = "auto"
-    """Number of copies of the model. With dp_shard > 1: copies of shards (HSDP)."""
+    """Number of model replicas. With dp_shard > 1: replicas of the sharded model (HSDP)."""
     dp_shard: int | Literal["auto"] = "auto"
-    """Number of ranks that share one copy."""
+    """Number of ranks over which one replica is sharded."""
     tp: int = Field(default=1, gt=0)
-    """Tensor parallel: ranks that share each layer."""
+    """Tensor parallelism: number of ranks over which each layer is sharded."""
     pp: int = Field(default=1, gt=0)
-    """Pipeline parallel: ranks that each have some of the layers."""
+    """Pipeline parallelism: number of ranks over which the layers are split."""
     cp: int = Field(default=1, gt=0)
-    """Context parallel: ranks that each have a part of every sequence."""
+    """Context parallelism: number of ranks over which each sequence is split."""
     ep: int = Field(default=1, gt=0)
-    """Expert parallel: ranks that share the experts of each layer, inside dp_shard: it divides
-    that."""
+    """Expert parallelism: number of ranks over which each layer's experts are split. It is part of
+    dp_shard and must divide it."""
     tensor: Tensor = Tensor()
-    """Details for tp."""
+    """Options for tp."""
     pipeline: Pipeline = Pipeline()
-    """Details for pp."""
+    """Options for pp."""
     expert: Expert = Expert()
-    """Details for ep."""
+    """Options for ep."""
     sync_batch_norm: bool = False
-    """Take batch norm's statistics over the micro-batches of all data-parallel ranks, instead of
-    over each alone; on any device."""
+    """Compute batch-norm statistics over the micro-batches of all data-parallel ranks instead of
+    each rank's own; on any device."""
     timeout_s: float = Field(default=600.0, gt=0)
-    """How long a collective may wait for the other ranks."""
+    """Seconds a collective may wait for the other ranks."""
 
     @property
     def traits(self) -> Traits:
-        """What is known of the strategy."""
+        """Traits of the strategy."""
         return traits_of(self.strategy)
 
     @property
@@ -313,13 +320,13 @@ class Parallel(Section):
         return section
 
     def details(self, kind: type[S]) -> S:
-        """A strategy's section, by its type."""
+        """Return a strategy's section, by its type."""
         sections = (getattr(self, name) for name in type(self).model_fields)
         return next(section for section in sections if isinstance(section, kind))
 
 
 if not TYPE_CHECKING:
-    # a section for each strategy that is registered, here or by another package
+    # add a section for each registered strategy, Drivetrain's own or another package's
     Parallel = create_model(
         "Parallel",
         __base__=Parallel,
@@ -328,7 +335,7 @@ if not TYPE_CHECKING:
         **{
             each.name: (
                 each.section,
-                Field(default=each.section(), description=f"Details for strategy {each.name}."),
+                Field(default=each.section(), description=f"Options for strategy {each.name}."),
             )
             for each in all_traits()
         },
@@ -336,36 +343,36 @@ if not TYPE_CHECKING:
 
 
 class Scaler(Section):
-    """torch.amp.GradScaler's settings, used when precision.dtype is fp16."""
+    """torch.amp.GradScaler's settings, used if precision.dtype is fp16."""
 
     init_scale: float = Field(default=65536.0, gt=0)
-    """First loss scale."""
+    """Initial loss scale."""
     growth_factor: float = Field(default=2.0, gt=1)
-    """Multiply the scale by this after `growth_interval` clean steps."""
+    """Multiply the scale by this after `growth_interval` steps in a row without overflow."""
     backoff_factor: float = Field(default=0.5, gt=0, lt=1)
-    """Multiply the scale by this after a step with infinities."""
+    """Multiply the scale by this after a step that overflowed."""
     growth_interval: int = Field(default=2000, gt=0)
-    """Clean steps in a row before the scale grows."""
+    """Steps in a row without overflow before the scale grows."""
     max_skipped_steps: int = Field(default=20, gt=0)
-    """So many steps in a row that were skipped, because their gradients were not finite, end the
-    run. The first few of a run are normal: the scale is being found."""
+    """End the run after this many skipped steps in a row. A step with infinite or NaN gradients is
+    skipped; a few at the start of a run are normal, while the scale adapts."""
 
 
 class Precision(Section):
     """Number formats. Weights and optimizer state stay in fp32."""
 
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """What the model computes in; bf16 and fp16 run under autocast."""
+    """Compute dtype of the model; bf16 and fp16 run under autocast."""
     tf32: bool | None = None
-    """fp32 matrix products and convolutions on tensor cores that round to 10 bits: true: both (as
-    torch.set_float32_matmul_precision("high") and torch.backends.cudnn.allow_tf32 do); false:
-    neither; null: as the script has set them, which by torch's default is convolutions only. With
-    reproducibility=bitwise null means false."""
+    """Use TF32 tensor cores, which round to 10 bits, for fp32 matrix products and convolutions.
+    true: both (as torch.set_float32_matmul_precision("high") and torch.backends.cudnn.allow_tf32
+    do). false: neither. null: as the script has set them (torch's default: convolutions only); with
+    reproducibility=bitwise, null means false."""
     float8: Literal["none", "rowwise"] = "none"
-    """Linear layers compute in 8 bits, with a scale for each row, by torchao; for tensor cores
-    that can. Weights, gradients and optimizer state keep their format."""
+    """rowwise: linear layers compute in 8 bits with one scale per row, using torchao, on tensor
+    cores that support it. Weights, gradients and optimizer state keep their format."""
     float8_skip: tuple[str, ...] = ("*head", "*output", "*classifier")
-    """Patterns of layers that float8 leaves as they are."""
+    """Patterns of layers that float8 leaves unchanged."""
     scaler: Scaler = Scaler()
     """Loss scaling for fp16."""
 
@@ -380,8 +387,8 @@ SINKS = Plugins(
         "wandb": "drivetrain.record.sinks:WandbSink",
     },
 )
-"""By name; other packages add theirs by an entry point. A sink's library may be heavy, so none is
-imported before it is asked for."""
+"""Sinks by name; other packages add theirs through an entry point. A sink's library may be slow to
+import, so each is imported only when it is used."""
 if TYPE_CHECKING:
     SinkName = str
 else:
@@ -389,126 +396,130 @@ else:
 
 
 class MLflow(Section):
-    """Where the sink mlflow writes."""
+    """Settings of the sink mlflow."""
 
     tracking_uri: str | None = None
-    """A server, or a store such as sqlite:///mlflow.db; null: MLFLOW_TRACKING_URI, or mlflow.db
-    beside the run's directory."""
+    """A server, or a store such as sqlite:///mlflow.db. null: MLFLOW_TRACKING_URI, or mlflow.db
+    next to the run's directory."""
     experiment: str = "drivetrain"
-    """The experiment's name; made when there is none."""
+    """Name of the experiment; created if it does not exist."""
     run_id: str | None = None
-    """An MLflow run that is open already: it is written to, and left open; null: one of its own."""
+    """An MLflow run that is already open: metrics are written to it, and it is left open. null:
+    create a run."""
 
 
 class Prometheus(Section):
-    """How the sink prometheus is reached, on every node."""
+    """The address at which the sink prometheus serves metrics on every node."""
 
     port: int = Field(default=9464, ge=0, le=65535)
-    """Another is taken when it is not free; prometheus/ beside the run's directory says which."""
+    """Port to listen on. If it is taken, another is used, which is recorded in prometheus/ next to
+    the run's directory."""
     host: str = "127.0.0.1"
-    """The address to listen on: this machine's own, so that nobody else reads the metrics;
-    0.0.0.0 for a Prometheus that comes from another."""
+    """Address to listen on. By default only this machine can read the metrics; use 0.0.0.0 for a
+    Prometheus server on another machine."""
 
 
 class Wandb(Section):
-    """Where the sink wandb writes."""
+    """Settings of the sink wandb."""
 
     project: str = "drivetrain"
-    """The project's name."""
+    """Name of the project."""
     mode: Literal["offline", "online"] = "offline"
-    """offline: into the run's directory, for `wandb sync`. online: to the server you are logged in
-    at."""
+    """offline: write to the run's directory, for `wandb sync`. online: send to the server you are
+    logged in to."""
 
 
 class Record(Section):
-    """What a run writes and shows."""
+    """What a run records and prints."""
 
     logging_steps: int = Field(default=10, gt=0)
-    """Metrics are reduced over ranks, written and shown each so many steps."""
+    """Number of steps between metrics, which are reduced over ranks, recorded and printed."""
     sinks: Literal["auto"] | tuple[SinkName, ...] = "auto"
-    """Where scalars go besides the event files; auto: TensorBoard, if it is installed."""
+    """Where scalars go besides the event files. auto: TensorBoard, if it is installed."""
     system_every_s: float | None = Field(default=10.0, gt=0)
-    """CPU, memory, network and GPUs of each node go to the sinks each so many seconds, if psutil
-    is installed; null: never."""
+    """Seconds between samples of each node's CPU, memory, network and GPUs, which go to the sinks
+    if psutil is installed. null: never."""
     price_per_device_hour: float | None = Field(default=None, ge=0)
-    """What one rank's device costs an hour, in any currency: `drivetrain status` adds it up."""
+    """Price of one rank's device per hour, in any currency: `drivetrain status` adds up the
+    cost."""
     mlflow: MLflow = MLflow()
-    """Details for the sink mlflow."""
+    """Options for the sink mlflow."""
     prometheus: Prometheus = Prometheus()
-    """Details for the sink prometheus."""
+    """Options for the sink prometheus."""
     wandb: Wandb = Wandb()
-    """Details for the sink wandb."""
+    """Options for the sink wandb."""
     progress: Literal["auto", "rich", "plain", "none"] = "auto"
-    """The line rank 0 shows; auto: rich on a terminal, plain lines elsewhere."""
+    """Progress display of rank 0. auto: rich on a terminal, plain lines elsewhere."""
     log_ranks: Literal["first", "all"] = "first"
-    """Whose lines of Python's `logging` reach the console. first: rank 0's, and of the others what
-    is a warning or worse. all: every rank's, each labelled with its rank."""
+    """Ranks whose Python `logging` output reaches the console. first: all of rank 0's, and warnings
+    and errors of the others. all: every rank's, each line labelled with its rank."""
 
 
 class Sentinel(Section):
-    """Are the copies of the model still copies?"""
+    """Checks for silent errors: replicas whose weights differ, and ranks that miscalculate."""
 
     every_steps: int | None = Field(default=100, gt=0)
-    """Compare the copies' weights, to the last bit, each so many steps, and stop when they differ;
-    null: never. Only where there are copies: ddp, and fsdp with dp_replicate."""
+    """Number of steps between checks that the replicas' weights are bit-for-bit equal; the run
+    stops if they differ. null: never. Needs replicas: ddp, or fsdp with dp_replicate."""
     replay_every_steps: int | None = Field(default=None, gt=1)
-    """Compute a micro-batch twice each so many steps, and stop when a rank's gradients are not the
-    same bits: a processor that miscalculates; null: never."""
+    """Number of steps between replays, which compute a micro-batch twice; the run stops if a rank's
+    gradients are not bit-for-bit equal, the sign of a faulty processor. null: never."""
 
 
 # The whole config: the keys of a run itself, and its sections.
 
 
 class RunConfig(Section):
-    """One run, from its first step to its last."""
+    """The config of one run."""
 
     global_batch_size: int = Field(gt=0)
-    """Samples per optimizer step over all ranks. Never changed by the number of ranks."""
+    """Samples per optimizer step over all ranks. The number of ranks never changes it."""
     micro_batch_size: int | Literal["auto"] = "auto"
-    """Samples that go through the model at once. auto: each rank's whole share of the batch."""
+    """Samples per forward and backward pass. auto: each rank's whole share of the batch."""
     max_steps: int | None = Field(default=None, gt=0)
-    """Optimizer steps in the run; wins over num_train_epochs."""
+    """Number of optimizer steps in the run; takes precedence over num_train_epochs."""
     num_train_epochs: int | None = Field(default=None, gt=0)
     """Passes over the training data."""
     max_time_s: float | None = Field(default=None, gt=0)
-    """Seconds of training, earlier attempts included, after which the run saves and is finished."""
+    """Seconds of training, including earlier attempts, after which the run saves and is
+    finished."""
     stop_at_step: int | None = Field(default=None, gt=0)
-    """Stop after this step, evaluated and saved, although the run is longer: schedules go by its
-    whole length. With a higher one, or none, the same command goes on to the bit."""
+    """Evaluate, save and stop after this step; schedules still follow the run's full length. The
+    same command with a higher value, or none, resumes the run bit for bit."""
     seed: int = Field(default=42, ge=0, lt=2**63)
-    """Sample order, initial weights and dropout all follow from it."""
+    """Determines sample order, initial weights and dropout."""
     reproducibility: Literal["standard", "bitwise"] = "standard"
     """bitwise: the same weights, bit for bit, at any number of data-parallel ranks."""
     fault_tolerance: Literal["restart", "live"] = "restart"
-    """restart: after a failure all ranks start again from the last checkpoint. live: ddp replicas
-    go on without the lost one, which comes back by itself (`drivetrain train --live`)."""
+    """restart: after a failure, all ranks restart from the last checkpoint. live: ddp replicas
+    continue without the lost one, which rejoins by itself (`drivetrain train --live`)."""
     name: str | None = Field(default=None, coerce_numbers_to_str=True)
-    """Name of the run; null: the time it started."""
+    """Name of the run. null: the time it started."""
     output_dir: Path = Path("runs")
-    """Run directories are made here."""
+    """Directory in which run directories are created."""
     model: Model = Model()
-    """Where the model's first weights come from."""
+    """Where the model's initial weights come from."""
     optimization: Optimization = Optimization()
-    """Learning rate, schedule, clipping."""
+    """Learning rate, schedule, optimizer, clipping."""
     precision: Precision = Precision()
     """Number formats."""
     parallel: Parallel = Parallel()
-    """How the model is spread."""
+    """How the model is distributed over ranks."""
     communication: Communication = Communication()
     """Gradient compression."""
     memory: Memory = Memory()
-    """Recomputation."""
+    """Activation checkpointing and offload."""
     compile: Compile = Compile()
     """torch.compile."""
     data: Data = Data()
-    """Loading."""
+    """Data loading."""
     evaluation: Evaluation = Evaluation()
     """Validation."""
     early_stopping: EarlyStopping = EarlyStopping()
-    """Ending early, by evaluations."""
+    """Ending a run early, by its evaluations."""
     checkpoint: Checkpoint = Checkpoint()
-    """Saving, and going on from what was saved."""
+    """Saving and resuming."""
     record: Record = Record()
     """Events, sinks, progress."""
     sentinel: Sentinel = Sentinel()
-    """Watching the copies of the model."""
+    """Checks for silent errors."""

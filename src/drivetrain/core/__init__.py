@@ -1,1 +1,1 @@
-"""The ground floor: errors, units, and libraries that are only there when asked for."""
+"""The lowest layer: errors, units, and optional libraries that are imported on demand."""

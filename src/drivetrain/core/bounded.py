@@ -1,8 +1,8 @@
-"""Reading files that somebody else may have written: regular ones only, and only so much of them.
+"""Bounded reads of files that others may have written: regular files only, up to a size limit.
 
-A run's directory lies where others can write. A pipe in it would make a reader wait for ever, a
-link to an endless device would fill its memory, a text of ten lines can stand for a billion values.
-Whoever reads a run's directory reads it through here.
+Others may be able to write to a run's directory. A pipe in it would block a reader forever, a link
+to an endless device would fill its memory, and ten lines of YAML can expand to a billion values.
+All code that reads a run's directory uses this module.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from drivetrain.core.errors import ConfigError, DamagedRun, Problem
 from drivetrain.core.text import readable_bytes
 
 SMALL_BYTES = 4 << 20
-"""Of a document that is read whole and parsed: run.yaml, job.json, an attempt's facts."""
+"""Limit for a document that is read whole and parsed: run.yaml, job.json, an attempt's facts."""
 LARGE_BYTES = 1 << 30
-"""Of a file that grows with a run, and of what is read of one at once."""
-_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # a pipe does not keep us waiting
+"""Limit for one read from a file that grows with a run."""
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # opening a pipe does not block
 _MOST_NODES = 20_000
 _MOST_LEVELS = 64
 
@@ -33,7 +33,10 @@ def read_bytes(
     length: int | None = None,
     most: int = LARGE_BYTES,
 ) -> bytes:
-    """A regular file, or a part of it; past its end there is nothing. OSError as open() has it."""
+    """Return the bytes of a regular file, or of a part; nothing past its end. May raise OSError.
+
+    DamagedRun if it is not a regular file, or if more than `most` bytes would be read.
+    """
     descriptor = os.open(path, _FLAGS)
     try:
         facts = os.fstat(descriptor)
@@ -43,8 +46,8 @@ def read_bytes(
         wanted = there if length is None else min(there, length)
         if wanted > most:
             raise DamagedRun(
-                f"{os.fspath(path)}: {readable_bytes(wanted)}, where at most"
-                f" {readable_bytes(most)} are read; it is not what Drivetrain wrote"
+                f"{os.fspath(path)}: {readable_bytes(wanted)}, but at most"
+                f" {readable_bytes(most)} are read; Drivetrain did not write this file"
             )
         return _read(descriptor, start, wanted)
     finally:
@@ -54,7 +57,7 @@ def read_bytes(
 def _read(descriptor: int, start: int, wanted: int) -> bytes:
     first = os.pread(descriptor, wanted, start)
     parts, got = [first], len(first)
-    while got < wanted and parts[-1]:  # the system hands out two gigabytes at most
+    while got < wanted and parts[-1]:  # Linux returns at most two gigabytes per call
         parts.append(os.pread(descriptor, wanted - got, start + got))
         got += len(parts[-1])
     return first if len(parts) == 1 else b"".join(parts)
@@ -72,12 +75,12 @@ def _kind(mode: int) -> str:
 
 
 def read_text(path: str | os.PathLike[str], most: int = SMALL_BYTES) -> str:
-    """A small text; ValueError when it is none."""
+    """Return the text of a small file; ValueError if it is not text."""
     return read_bytes(path, most=most).decode()
 
 
 def parse_json(data: bytes | str) -> Any:
-    """A JSON document; ValueError for whatever is wrong with it, depth included."""
+    """Parse a JSON document; ValueError for anything wrong with it, including its depth."""
     try:
         return json.loads(data)
     except RecursionError:
@@ -85,13 +88,13 @@ def parse_json(data: bytes | str) -> Any:
 
 
 def parse_yaml(text: bytes | str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
-    """A YAML document that stays as small as it looks; ValueError or YAMLError otherwise."""
+    """Parse a YAML document; ValueError or YAMLError if it is invalid or its aliases expand."""
     _check_size(text)
     return yaml.load(text, loader)  # noqa: S506 - a SafeLoader
 
 
 def _check_size(text: bytes | str) -> None:
-    """Counts what is there once every alias is written out; nothing is built meanwhile."""
+    """Count the values with every alias expanded, without building them; ValueError if too many."""
     sizes: dict[str, int] = {}
     open_nodes: list[tuple[str | None, int]] = [(None, 0)]
     for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
@@ -106,7 +109,7 @@ def _check_size(text: bytes | str) -> None:
             anchor, size = event.anchor, 1
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor not in sizes:
-                raise ValueError(f"*{event.anchor} stands inside itself, or for nothing")
+                raise ValueError(f"*{event.anchor} refers to itself or to no anchor")
             anchor, size = None, sizes[event.anchor]
         else:
             continue
@@ -114,20 +117,20 @@ def _check_size(text: bytes | str) -> None:
             sizes[anchor] = size
         outer, so_far = open_nodes.pop()
         if so_far + size > _MOST_NODES:
-            raise ValueError(f"more than {_MOST_NODES:,} values once aliases are written out")
+            raise ValueError(f"more than {_MOST_NODES:,} values once aliases are expanded")
         open_nodes.append((outer, so_far + size))
 
 
 def read_json(path: Path) -> Any:
-    """A small JSON file of a run; DamagedRun when it is there and cannot be read."""
+    """Return a small JSON file of a run; DamagedRun if it exists and cannot be parsed."""
     try:
         return parse_json(read_text(path))
     except ValueError as error:
-        raise DamagedRun(f"{path}: not JSON ({error}); it is not what Drivetrain wrote") from None
+        raise DamagedRun(f"{path}: not JSON ({error}); Drivetrain did not write this") from None
 
 
 def read_yaml(path: Path) -> Any:
-    """A small YAML file of a run; DamagedRun when it is there and cannot be read."""
+    """Return a small YAML file of a run; DamagedRun if it exists and cannot be parsed."""
     try:
         return parse_yaml(read_text(path))
     except (ValueError, yaml.YAMLError) as error:
@@ -135,27 +138,27 @@ def read_yaml(path: Path) -> Any:
 
 
 def one_line(error: Exception) -> str:
-    """What an error says, on one line."""
+    """Return an error's message on one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
-# Which addresses are followed that a person did not type but a file names.
+# Which addresses are followed if they come from a file and not from the user.
 #
-# fsspec knows dozens of protocols; some run code that lies at the address, some wrap others
-# (`a::b`), some are made to reach into this machine. A file that somebody else wrote may only name
-# a path or an object store.
+# fsspec supports dozens of protocols. Some run code stored at the address, some wrap others
+# (`a::b`), and some reach into this machine. A file that somebody else wrote may therefore only
+# name a path or an object store.
 
 FOLLOWED = ("file", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az")
 
 
 def followed(where: str, address: Any) -> str:
-    """The address, when it may be followed; ConfigError otherwise. `where` names the file's key."""
+    """Return the address if it may be followed, else ConfigError. `where` names the file's key."""
     if not isinstance(address, str):
-        raise ConfigError([Problem(where, "not an address", "mend the file", address)])
+        raise ConfigError([Problem(where, "not a path or URL", "fix the file", address)])
     protocol, separator, _ = address.partition("://")
     is_path = not separator and "::" not in address
     if is_path or (protocol in FOLLOWED and "::" not in address):
         return address
-    rule = f"a run's directory is only followed to a path or to {', '.join(FOLLOWED)}"
-    remedy = "if you trust it, give the address yourself in place of the run's directory"
+    rule = f"an address in a run's directory may only be a path or use {', '.join(FOLLOWED)}"
+    remedy = "if you trust it, pass the address yourself instead of the run's directory"
     raise ConfigError([Problem(where, rule, remedy, address)])

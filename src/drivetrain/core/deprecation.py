@@ -1,4 +1,4 @@
-"""Names that have changed: the old one works for a while, and says what to write instead."""
+"""Renamed config keys and public names: an old name works for a while, with a warning."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Renamed:
-    """Where an old name leads."""
+    """The new name for an old one."""
 
     new: str
     removed_in: str
-    """The version that will no longer know the old name."""
+    """The version that removes the old name."""
 
 
 CONFIG_KEYS: dict[str, Renamed] = {}
-"""Old keys of the config."""
+"""Old config keys."""
 
 PUBLIC_NAMES: dict[str, Renamed] = {}
-"""Names that were in `drivetrain.__all__`."""
+"""Names that used to be in `drivetrain.__all__`."""
 
 
 def warn_renamed(old: str, renamed: Renamed) -> None:
-    """A FutureWarning: users see those without asking, once per process."""
-    message = f"{old} is now {renamed.new}; {renamed.removed_in} will not know the old name"
+    """Issue a FutureWarning, which Python shows to users by default, once per process."""
+    message = f"{old} is now {renamed.new}; {renamed.removed_in} removes the old name"
     warnings.warn(message, FutureWarning, stacklevel=3)

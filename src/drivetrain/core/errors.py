@@ -1,4 +1,4 @@
-"""Errors whose type says what to do next, and whose code raised them."""
+"""The errors that Drivetrain raises, and notes that name the code that raised another error."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-# Errors whose type says what to do next, each with its own exit code.
+# Each error type tells the caller what to do next and has its own exit code.
 #
-# Every message a user can act on has one form::
+# Every message that a user can act on has this form::
 #
 #     where = value: rule broken; what to do
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, and how to put it right."""
+    """One thing that is wrong, and how to fix it."""
 
     where: str
     rule: str
@@ -36,13 +36,13 @@ def _shown(value: Any) -> str:
 
 
 class DrivetrainError(Exception):
-    """Anything Drivetrain raises on purpose."""
+    """Base class of every error that Drivetrain raises on purpose."""
 
     exit_code: ClassVar[int] = 1
 
 
 class ConfigError(DrivetrainError):
-    """What the user said cannot be done as said. Carries every problem, not the first."""
+    """What was asked for is invalid or cannot be done. Lists every problem, not only the first."""
 
     exit_code = 2
 
@@ -55,55 +55,55 @@ class ConfigError(DrivetrainError):
 
 
 class LayoutError(ConfigError):
-    """The ranks there are cannot be arranged as asked."""
+    """The available ranks cannot be arranged as configured."""
 
     exit_code = 3
 
 
 class EnvironmentProblem(ConfigError):
-    """The machine, the scheduler's variables or a missing library stand in the way."""
+    """The machine, the scheduler's variables or a missing library prevent the run."""
 
     exit_code = 4
 
 
 class WorkerFailure(DrivetrainError):
-    """A rank failed; the message is that rank's own."""
+    """A rank failed; the message is that rank's own error."""
 
     exit_code = 5
 
 
 class Preempted(DrivetrainError):
-    """The run was asked to stop, has saved, and should be started again to go on."""
+    """The run was asked to stop and has saved; start it again to resume."""
 
     exit_code = 75  # sysexits' "temporary failure": try again
 
 
 class NonFiniteLoss(DrivetrainError):
-    """The loss stopped being a number; training on would only hide it."""
+    """The loss became NaN or infinite; continuing would only hide it."""
 
     exit_code = 6
 
 
 class ReplicaDrift(DrivetrainError):
-    """Ranks that must hold the same weights do not; what they save or average is worth nothing."""
+    """Ranks that must hold the same weights do not; what they save or average is unusable."""
 
     exit_code = 7
 
 
 class NotSaved(DrivetrainError):
-    """The last step could not be saved: what the run came to may be lost with its processes."""
+    """The last step could not be saved; its results may be lost when the processes end."""
 
     exit_code = 8
 
 
 class DamagedRun(DrivetrainError):
-    """What lies in a run's directory is not what Drivetrain writes there."""
+    """A file in a run's directory is not what Drivetrain writes there."""
 
     exit_code = 9
 
 
 class SilentCorruption(DrivetrainError):
-    """A rank computed other bits from the same numbers: its hardware is not to be trusted."""
+    """A rank computed different bits from the same input; its hardware cannot be trusted."""
 
     exit_code = 10
 
@@ -112,44 +112,46 @@ _FRAME = '  File "'
 
 
 def exception_line(text: str) -> str:
-    """The exception and the first line of its message; whatever comes last, without a traceback.
+    """Return the exception and the first line of its message from a traceback.
 
-    Of a chain it is the last one's. A message that quotes another process's traceback (a data
-    worker's) ends with that one's exception, which says more.
+    In a chain of exceptions, this is the last one. A message that quotes another process's
+    traceback (a data worker's) ends with that process's exception, which is more informative, so
+    that one is returned. Text without a traceback gives its last line.
     """
     lines = text.strip("\n").splitlines()
     frames = [number for number, line in enumerate(lines) if line.startswith(_FRAME)]
     if frames:
         for line in lines[frames[-1] + 1 :]:
-            if line and not line.startswith(" "):  # below a frame: its source, marked and indented
+            if line and not line.startswith(" "):  # lines below a frame show its source, indented
                 return line.strip()
     return lines[-1].strip() if lines else ""
 
 
-# Whose code raised an error, said with the error: in its traceback, whoever prints it.
+# The code that raised an error is named in a note of the exception, so every printed traceback
+# shows it.
 #
-# It is a note of the exception: its type stays what the user raised and may catch, and the note
-# comes with the text of a data worker's error too, where an attribute would be lost.
+# A note keeps the exception's type, which the user may want to catch, and survives when a data
+# worker's error is passed on as text, where an attribute would be lost.
 
 _NOTE = "raised by "
 _NOTED = re.compile(r"^raised by (?P<who>.+)$", re.MULTILINE)
 
 
 def blame(error: BaseException, who: str) -> None:
-    """Say who raised it; what was said first, further inside, stays."""
-    if isinstance(error, DrivetrainError):  # says what to do by itself
+    """Add a note that names what raised the error; an earlier note, from further inside, stays."""
+    if isinstance(error, DrivetrainError):  # its message already names the cause
         return
-    with contextlib.suppress(Exception):  # an error may be unable to say what it is
+    with contextlib.suppress(Exception):  # converting an error to text may fail
         if not raised_by("\n".join((*getattr(error, "__notes__", ()), str(error)))):
             error.add_note(f"{_NOTE}{who}")
 
 
 def raised_by(text: str) -> str:
-    """Who is blamed in a traceback; empty when nobody is."""
+    """Return what the note in a traceback names, or "" if there is no note."""
     found = _NOTED.search(text)
     return found["who"] if found else ""
 
 
 def without_blame(text: str) -> str:
-    """A traceback that ends with its exception, as Python has it."""
+    """Return the traceback without the note, so that it ends with its exception."""
     return _NOTED.sub("", text).rstrip("\n")

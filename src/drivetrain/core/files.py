@@ -1,4 +1,4 @@
-"""Small files that are read while they are written: whole, or not at all."""
+"""Atomic writes of small files: a concurrent reader sees a whole file or none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """A name of one's own in the same folder, to be renamed or linked; gone when it was not."""
+    """Yield a unique temporary path in the same directory; removed if it is left at the end."""
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
         yield partial
@@ -22,10 +22,10 @@ def beside(path: Path) -> Iterator[Path]:
 def write_whole(
     path: Path, data: str | bytes, mode: int | None = None, *, sync: bool = False
 ) -> None:
-    """Write beside the file and rename over it; folders are made as needed.
+    """Write a temporary file and rename it over the target; create directories as needed.
 
-    With a mode, whatever the umask, the file has it before it has its content. `sync`: it is on
-    disk, not only in the system's cache, when the call returns.
+    With a mode, the file has it before it has its content, whatever the umask. With `sync`, the
+    file is on disk, not only in the system's cache, when the call returns.
     """
     if sync:
         make_folder(path.parent)
@@ -43,7 +43,7 @@ def write_whole(
 
 
 def make_folder(path: Path) -> None:
-    """With those above it; each is safe once the folder that holds its name is on disk."""
+    """Create a directory and its parents, and sync each parent, which holds the new name."""
     if path.is_dir():
         return
     make_folder(path.parent)
@@ -52,7 +52,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync_path(path: Path) -> None:
-    """A file's contents, or a folder's names, onto the disk."""
+    """Flush a file's contents, or a directory's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Finding: what is wrong, how it was seen, and what to do about it."""
+"""EnvironmentFinding: what is wrong, the evidence, and what to do about it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Severity = Literal["error", "warning"]
 
 @dataclass(frozen=True)
 class EnvironmentFinding:
-    """An error keeps a run from starting or from surviving; a warning costs time or safety."""
+    """A problem of a host. An error stops a run; a warning costs time or safety."""
 
     check: str
     severity: Severity
@@ -25,7 +25,7 @@ class EnvironmentFinding:
 
 
 def together(findings: Sequence[EnvironmentFinding]) -> list[EnvironmentFinding]:
-    """What is the same on several hosts is said once, with all their names; errors come first."""
+    """Merge equal findings of several hosts into one that names them all; errors come first."""
     merged: dict[tuple[str, str, str, str], EnvironmentFinding] = {}
     for finding in findings:
         key = (finding.check, finding.what, finding.evidence, finding.fix)

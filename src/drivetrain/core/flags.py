@@ -1,4 +1,4 @@
-"""The flags of `drivetrain train` that may also stand after the script."""
+"""The flags of `drivetrain train` that may also come after the script."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ ALIASES = {
     "--num-nodes": "--nnodes",
     "--nodes": "--nnodes",
 }
-# Accelerate's count is of all nodes, ours of each: named in a hint, and not taken as the same.
+# Accelerate counts processes over all nodes, Drivetrain per node: only a hint, not an alias.
 OF_OTHER_TOOLS = {
     "--num-processes": "--nproc-per-node",
     "--num-machines": "--nnodes",

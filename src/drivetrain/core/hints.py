@@ -1,4 +1,4 @@
-"""Hints: the word that was probably meant by one that is not known."""
+"""Hints: the known name that an unknown one was probably meant to be."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _NONE: Mapping[str, str] = {}
 def nearest(
     said: str, known: Iterable[str], elsewhere: Mapping[str, str] = _NONE, cutoff: float = 0.6
 ) -> str | None:
-    """Of the known words the nearest in spelling, whatever its capital letters.
+    """Return the known word that is closest in spelling, ignoring case, or None.
 
     Args:
-        said: What was written.
-        known: What could have been.
-        elsewhere: What other tools call something, in small letters, and what it is called here:
-            first, because spelling would lead from their words to wrong ones.
-        cutoff: How alike two words must be, as difflib has it.
+        said: The unknown word.
+        known: The known words.
+        elsewhere: Other tools' names, in lower case, and Drivetrain's names for the same. Looked up
+            first, because similar spelling would lead to wrong names.
+        cutoff: Minimum similarity, as in difflib.
     """
     word = said.lower()
     if word in elsewhere:

@@ -1,4 +1,4 @@
-"""Importing what is large, torch above all."""
+"""Faster imports of large modules, torch above all."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """Import without Python's garbage collector, which takes a fifth of the time torch needs.
+    """Disable Python's garbage collector, which takes a fifth of torch's import time.
 
-    It looks through every object that lives, again and again as their number grows; of a module's
-    definitions none is garbage.
+    The collector repeatedly scans all live objects as their number grows, but none of a module's
+    definitions is garbage.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -25,8 +25,8 @@ def without_collector() -> Iterator[None]:
 
 
 def import_for_forks(names: Iterable[str]) -> None:
-    """Import what every process that is forked from this one will need."""
+    """Import the modules that every process forked from this one needs."""
     with without_collector():
         for name in names:
             importlib.import_module(name)
-    gc.freeze()  # a collection in a fork would copy the memory that all of them share
+    gc.freeze()  # a collection in a fork would copy memory that the processes share

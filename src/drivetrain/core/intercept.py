@@ -1,8 +1,8 @@
-"""Stop a script where it is about to train, and take what it would have trained.
+"""Stop a script just before it trains, and take its task, config and data.
 
-`Trainer.fit` asks here first. A planner or a rehearsal runs the user's script unchanged inside
-`intercepting()`, and is handed its task, config and data by the exception that ends it.
-`prepare` asks, too: what a loop of one's own does is not known before it has run.
+The planner and the rehearsal run the user's script unchanged inside `intercepting()`. `Trainer.fit`
+then raises an exception that carries the task, config and data. `prepare` raises another one,
+because what the user's own loop does is not known before it runs.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ _is_on: ContextVar[bool] = ContextVar("intercepting", default=False)
 
 
 class Intercepted(BaseException):
-    """Not an Exception: a script's own `except Exception` must not swallow it."""
+    """Raised by `Trainer.fit`. Not an Exception, so that `except Exception` does not catch it."""
 
     def __init__(self, task: Any, resolved: Any, batch: Callable[[int], Any]) -> None:
         super().__init__("the script was stopped before training")
         self.task = task
         self.resolved = resolved
         self.batch = batch
-        """`batch(n)`: n samples of the training data, collated."""
+        """`batch(n)` returns n collated samples of the training data."""
 
 
 class OwnLoopMet(BaseException):
-    """The script trains in a loop of its own. As above, no Exception."""
+    """Raised by `prepare`: the script has its own training loop. Not an Exception, as above."""
 
 
 @contextmanager
 def intercepting() -> Iterator[None]:
-    """While this lasts, `Trainer.fit` raises `Intercepted` and `prepare` `OwnLoopMet`."""
+    """Inside this context, `Trainer.fit` raises `Intercepted` and `prepare` raises `OwnLoopMet`."""
     token = _is_on.set(True)
     try:
         yield
@@ -41,5 +41,5 @@ def intercepting() -> Iterator[None]:
 
 
 def is_intercepting() -> bool:
-    """Whether someone wants what is about to be trained."""
+    """True inside `intercepting()`."""
     return _is_on.get()

@@ -1,7 +1,7 @@
-"""Locks on files: whoever has one says who it is, and the system frees it when its holder dies.
+"""File locks that record their holder; the system releases a lock when its holder dies.
 
-A file system without locks is never taken for one where the lock is free, or is somebody's: that it
-has none is said.
+A file system without locks raises an error: it is never mistaken for one where the lock is free or
+taken.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from drivetrain.core.errors import EnvironmentProblem, Problem
 
 _held: set[IO[str]] = set()
 _MOST = 300
-"""Characters that say who holds a lock."""
+"""Characters read of a lock file, which name the holder."""
 
 
 def try_lock(descriptor: int, path: Path, *, shared: bool = False) -> bool:
-    """Whether it is ours now, until the descriptor is closed; False while somebody has it."""
+    """Take the lock until the descriptor is closed; return False if another process holds it."""
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:
-        rule = f"this file system has no locks (flock: {error.strerror})"
-        remedy = "mount it with locks (Lustre: -o flock), or take a --run-dir on one that has them"
+        rule = f"this file system does not support locks (flock: {error.strerror})"
+        remedy = "mount it with locks (Lustre: -o flock), or use a --run-dir on one that does"
         raise EnvironmentProblem([Problem(str(path.parent), rule, remedy, None, False)]) from error
     return True
 
 
 def hold(path: Path, *, shared: bool = False) -> IO[str] | None:
-    """Take the lock, for as long as the file stays open; None while somebody has it."""
+    """Take the lock for as long as the file stays open; None if another process holds it."""
     file = path.open("a+")
     try:
         if not try_lock(file.fileno(), path, shared=shared):
@@ -50,7 +50,7 @@ def hold(path: Path, *, shared: bool = False) -> IO[str] | None:
 
 
 def holder(path: Path) -> tuple[str, int] | None:
-    """The host and process id of who has the lock; None when nobody has."""
+    """Return the host and process id of the lock's holder; None if the lock is free."""
     try:
         with open(path, opener=_open_now, errors="replace") as file:
             if try_lock(file.fileno(), path, shared=True):
@@ -61,7 +61,7 @@ def holder(path: Path) -> tuple[str, int] | None:
 
 
 def last_holder(path: Path) -> tuple[str, int] | None:
-    """Who has taken it last, and may have it no more; None while it is just being taken."""
+    """Return the last holder, which may have released it; None while it is being taken."""
     try:
         with open(path, opener=_open_now, errors="replace") as file:
             return _named(file.read(_MOST))
@@ -70,18 +70,18 @@ def last_holder(path: Path) -> tuple[str, int] | None:
 
 
 def _named(text: str) -> tuple[str, int] | None:
-    """None when it is just being taken, or says nothing that can be understood."""
+    """Return None if the lock is just being taken, or if the text cannot be parsed."""
     host, _, pid = text.partition(" ")
     return (host, int(pid)) if pid.isascii() and pid.isdigit() and len(pid) < 10 else None
 
 
 def _open_now(path: str, flags: int) -> int:
-    """Without waiting, should it be a pipe."""
+    """Open without blocking, in case the file is a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _let_go() -> None:
-    """A child would keep the lock of a parent that is gone."""
+    """Close the locks in a forked child, which would otherwise keep a dead parent's locks."""
     for file in _held:
         file.close()
     _held.clear()

@@ -1,9 +1,9 @@
-"""What is added by a name: built in, or by another package through an entry point.
+"""Plugins, registered by name: built in, or by another package through an entry point.
 
     [project.entry-points."drivetrain.strategies"]
     signs = "drivetrain_signs:TRAITS"
 
-A reference is `module:attribute`, as in an entry point; nothing is imported before it is asked for.
+A reference is `module:attribute`, as in an entry point, and is imported only when it is used.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from drivetrain.core.errors import EnvironmentProblem, Problem
 
 
 def load(reference: str) -> Any:
-    """What `module:attribute` refers to, imported now."""
+    """Import and return what `module:attribute` refers to."""
     module, _, attribute = reference.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 @cache
 def _installed() -> Any:
-    """All that is installed here, gone through once: it takes tens of milliseconds."""
+    """Return all installed entry points; cached, because the scan takes tens of milliseconds."""
     from importlib.metadata import entry_points
 
     return entry_points()
@@ -34,18 +34,18 @@ class Plugins:
     """Everything that is registered in one entry-point group, by name."""
 
     def __init__(self, group: str, built_in: Mapping[str, str] | str) -> None:
-        """`built_in`: names and their references, or the reference of such a table."""
+        """Create a group. `built_in` maps names to references, or is a reference to such a map."""
         self.group = group
         self._built_in = built_in
 
     @cached_property
     def references(self) -> Mapping[str, str]:
-        """By name, the built-in ones first."""
+        """References by name, the built-in ones first."""
         table = self._built_in
         found: dict[str, str] = dict(load(table) if isinstance(table, str) else table)
         for point in sorted(_installed().select(group=self.group), key=lambda point: point.name):
             if found.setdefault(point.name, point.value) != point.value:
-                rule = f"two packages add it ({found[point.name]} and {point.value})"
+                rule = f"two packages register it ({found[point.name]} and {point.value})"
                 raise EnvironmentProblem([self._problem(rule, point.name)])
         return found
 
@@ -54,7 +54,7 @@ class Plugins:
         return tuple(self.references)
 
     def load(self, name: str) -> Any:
-        """What the name stands for, imported now."""
+        """Import and return the plugin with this name."""
         try:
             return load(self.references[name])
         except (ImportError, AttributeError) as error:
@@ -62,4 +62,4 @@ class Plugins:
             raise EnvironmentProblem([self._problem(rule, name)]) from error
 
     def _problem(self, rule: str, name: str) -> Problem:
-        return Problem(self.group, rule, "correct or uninstall the package that adds it", name)
+        return Problem(self.group, rule, "fix or uninstall the package that registers it", name)

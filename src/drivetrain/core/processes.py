@@ -1,4 +1,4 @@
-"""How this process ends, and those it started."""
+"""How this process and its child processes end."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from drivetrain.core.errors import Preempted
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
-# Is this process ending because something failed? Asked by what cleans up at exit.
+# Whether this process ends because of a failure; cleanup at exit needs to know.
 #
-# A rank that fails must not take leave of its process group: the others may wait in a collective it
-# will never come to, and NCCL's shutdown would wait for them.
+# A failing rank must not shut down its process group: the other ranks may be waiting in a
+# collective that it never reaches, and NCCL's shutdown would wait for them.
 
 _codes: list[int] = []
-"""The exit code this process ends with, once that is settled."""
+"""The exit code of this process, once it is known."""
 
 
 def settle_exit_code(code: int) -> None:
-    """For one who catches what ends a script, and ends the process in its place."""
+    """Record the exit code; for code that catches a script's exception and ends the process."""
     _codes.append(code)
 
 
 def is_failing() -> bool:
-    """Whether the process ends with an error; to be asked at exit.
+    """True if the process ends with an error; to be called at exit.
 
-    A rank that was asked to stop has agreed on it with the others, and ends well. Python tells
-    nobody of a `SystemExit`: outside of Drivetrain's launcher, a script that ends by sys.exit(1)
-    looks as if it ended well. An error in a thread does not end a process.
+    A rank that was asked to stop has agreed on it with the others and does not count as failing.
+    Python does not record a `SystemExit`: outside Drivetrain's launcher, a script that ends with
+    sys.exit(1) looks successful. An error in a thread does not end the process.
     """
     if _codes:
         return _codes[-1] not in (0, Preempted.exit_code)
     if hasattr(sys, "ps1"):  # an interactive session outlives its errors
         return False
-    error = getattr(sys, "last_value", None)  # set when an error that nobody caught is printed
+    error = getattr(sys, "last_value", None)  # set when an uncaught error is printed
     return error is not None and not isinstance(error, Preempted)
 
 
@@ -47,7 +47,7 @@ _PATIENCE_S = 5.0
 
 
 def end_with_parent() -> None:
-    """In such a process: end when the one that started it is gone, however it ended."""
+    """In a child process: exit when the parent process has ended, for whatever reason."""
     from multiprocessing import parent_process
 
     parent = parent_process()
@@ -62,7 +62,7 @@ def end_with_parent() -> None:
 
 
 def end_child(process: BaseProcess) -> None:
-    """Ask it to end, insist after a while, and leave nothing of it behind."""
+    """Terminate a process, kill it if it does not end in time, and release its resources."""
     if process.is_alive():
         process.terminate()
         process.join(_PATIENCE_S)

@@ -1,6 +1,6 @@
-"""Taking secrets out of what people paste: by the name of a variable, and by the look of a text.
+"""Removal of secrets from shared text, by the name of a variable and by the form of a value.
 
-Better one harmless value too many: what is taken out says so, and its name stays.
+When in doubt, a harmless value is removed as well. The removal is visible, and the name stays.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _NAME = re.compile(
     r"|SIGNATURE|(?:^|_)(?:SAS|DSN|JWT|PAT|PIN)(?:_|$)|CONNECTION_STRING|WEBHOOK|PRIVATE",
     re.IGNORECASE,
 )
-# The working directory is called PWD, and is no password.
+# PWD is the working directory, not a password.
 _HARMLESS_NAMES = {"PWD", "OLDPWD", "SSH_AUTH_SOCK", "TOKENIZERS_PARALLELISM"}
-# Texts come from anywhere, and may be made to be slow: a pattern begins where a word does, or where
-# a rare sign is, and what it may run through is not run through again from the next letter.
+# Text may come from anywhere and may be crafted to make a pattern slow. Each pattern therefore
+# starts at a word boundary or a rare character, and does not rescan what it has already matched.
 _LOOKS = (
     re.compile(
         r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
@@ -34,7 +34,7 @@ _LOOKS = (
     re.compile(
         r"\b(?:gh[pousr]_|github_pat_|glpat-|hf_|xox[abeoprs]-|npm_|pypi-|dop_v1_|shpat_)[\w-]{8,}+"
     ),
-    re.compile(r"(?<![\w-])(?:sk|pk|rk)[-_][\w-]{16,}+"),  # OpenAI's and Stripe's manner
+    re.compile(r"(?<![\w-])(?:sk|pk|rk)[-_][\w-]{16,}+"),  # OpenAI's and Stripe's style
     re.compile(r"(?<![\w-])AIza[\w-]{30,}+"),  # Google
     re.compile(r"\bya29\.[\w.-]++"),
     re.compile(r"(?i)\b(?:bearer|basic)\s{1,20}[\w.+/=~-]{8,}+"),
@@ -43,18 +43,18 @@ _LOOKS = (
     ),
 )
 _IN_ADDRESS = re.compile(r"(?<=://)[^/\s?#]{1,1000}(?=@)")  # user:password@host
-# What comes after the host of such an address is all it takes to post there.
+# Anyone who knows the part after the host of such an address can post there.
 _WEBHOOK = re.compile(
     r"(?i)(?<=://)(hooks\.[^\s/]{1,253}|[^\s/]{0,253}\.?webhooks?\.[^\s/]{1,253}"
     r"|[^\s/]{1,253}/(?:api/)?(?:web)?hooks?)/[^\s\"']++"
 )
 _ASSIGNED = re.compile(
     r"(?i)((?:password|passwd|passphrase|secret|api[-_]?key|access[-_]?key|credential"
-    # a tokenizer and a number of tokens are no secrets
+    # a tokenizer or a number of tokens is not a secret
     r"|token(?!i[sz]|s?[\w.-]{0,40}[\"']?\s{0,8}[=:\s]\s{0,8}\d{1,12}(?!\w)))[\w.-]{0,40})"
     r"([\"']?\s{0,8}[=:]\s{0,8}[\"']?|\s{1,8})([^\s\"',;&]{3,}+)"
 )
-# Short words, which are secrets only as the name of a flag or of a variable.
+# Short words, which mark a secret only as the name of a flag or a variable.
 _PASS = re.compile(
     r"(?i)((?<![\w-])--?pass(?:\s{1,8}|=)|(?:(?<![a-z])|pg)pass[\"']?\s{0,8}[=:]\s{0,8}[\"']?)"
     r"([^\s\"',;&]{3,}+)"
@@ -67,7 +67,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def without_secrets(variables: Mapping[str, str]) -> dict[str, str]:
-    """The same variables, secret values replaced."""
+    """Return the variables with secret values replaced."""
     return {name: _value(name, text) for name, text in variables.items()}
 
 
@@ -76,7 +76,7 @@ def _value(name: str, text: str) -> str:
 
 
 def is_secret(name: str, text: str = "") -> bool:
-    """Whether a variable, by its name or its value, is not to be shown."""
+    """True if a variable's name or value marks it as secret."""
     return (bool(text) and _is_secret_name(name)) or clean_text(text) != text
 
 
@@ -85,7 +85,7 @@ def _is_secret_name(name: str) -> bool:
 
 
 def clean_text(text: str) -> str:
-    """A text with whatever looks like a secret replaced: command lines, addresses, messages."""
+    """Replace everything that looks like a secret: in command lines, addresses, messages."""
     for look in _LOOKS:
         text = look.sub(REMOVED, text)
     text = _IN_ADDRESS.sub(REMOVED, text)
@@ -96,13 +96,13 @@ def clean_text(text: str) -> str:
 
 
 def clean_traceback(text: str) -> str:
-    """The same of a traceback, whose calls keep their place: file, line and function."""
-    parts = _CALL.split(text)  # what is between calls, and each call
+    """Clean a traceback, but keep the location of each call: file, line and function."""
+    parts = _CALL.split(text)  # alternates text between calls with calls
     return "".join(part if _CALL.fullmatch(part) else clean_text(part) for part in parts)
 
 
 def secrets_among(argv: Sequence[str]) -> list[str]:
-    """The words of a command line that look like secrets, cleaned; with the flag that says so."""
+    """Return the arguments that look like secrets, cleaned, each with the flag that marks it."""
     found = []
     for flag, word in pairwise(("", *argv)):
         pair = f"{flag} {word}"
@@ -114,18 +114,18 @@ def secrets_among(argv: Sequence[str]) -> list[str]:
 
 
 def clean_address(text: str) -> str:
-    """An address without the user and password in it; any other text as it is."""
+    """Remove user and password from addresses in the text; leave the rest unchanged."""
     return _IN_ADDRESS.sub(REMOVED, text)
 
 
 def _keep_name(match: re.Match[str]) -> str:
-    """All but the value, which is the last group."""
+    """Keep everything but the value, which is the last group."""
     return match[0][: match.start(match.re.groups) - match.start()] + REMOVED
 
 
 def _is_random(word: str) -> bool:
-    """Long, mixed and without a pattern: keys are, names are not."""
-    if _UUID.search(word):  # names of GPUs, of runs
+    """True if a word mixes letters and digits without a pattern, as keys do and names do not."""
+    if _UUID.search(word):  # names of GPUs or runs
         return False
     if not (any(c.isdigit() for c in word) and any(c.isalpha() for c in word)):
         return False

@@ -1,4 +1,4 @@
-"""What may be missing where we run: optional libraries, and Linux. Refused with what to do."""
+"""Checks for optional libraries and for Linux; errors say what to install or do instead."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import ModuleType
 
 from drivetrain.core.errors import EnvironmentProblem, Problem
 
-# Optional libraries, imported where they are used; a missing one names the extra to install.
+# Optional libraries are imported where they are used; the error names the extra to install.
 
 
 def require(module: str, *, extra: str) -> ModuleType:
-    """Import `module`, or say which extra of Drivetrain brings it."""
+    """Import `module`; EnvironmentProblem names the extra of Drivetrain that installs it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -30,13 +30,13 @@ def require(module: str, *, extra: str) -> ModuleType:
         ) from error
 
 
-# What stands on calls that only Linux has is refused elsewhere, with what can be done instead.
+# Code that needs Linux system calls is refused elsewhere, with a remedy.
 #
-# Planning, reading runs, submitting jobs and training in one process need none of them.
+# Planning, reading runs, submitting jobs and training in one process do not need Linux.
 
 
 def require_linux(what: str, remedy: str) -> None:
-    """Refuse `what` where processes cannot be watched as a supervisor must."""
+    """Refuse `what` on systems without the calls that a supervisor needs to watch processes."""
     missing = [
         name
         for name, is_there in (

@@ -1,4 +1,4 @@
-"""One frozen group of keys of a config."""
+"""Section: one frozen group of config keys."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """A frozen group of keys that refuses what it does not know."""
+    """A frozen group of config keys that rejects unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

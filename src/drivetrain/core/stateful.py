@@ -1,4 +1,4 @@
-"""What can be saved and loaded again."""
+"""Stateful: objects whose state can be saved and restored."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any, Protocol
 
 
 class Stateful(Protocol):
-    """Anything with these two methods: an EMA, a StatefulDataLoader, a hook."""
+    """Any object with these two methods: an EMA, a StatefulDataLoader, a hook."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What it must be given to resume."""
+        """Return the state that it needs to resume."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> Any:
-        """Resume from there."""
+        """Resume from a saved state."""
         ...

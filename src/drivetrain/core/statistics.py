@@ -1,4 +1,4 @@
-"""What paired samples say: medians, and how sure one can be of them. Pure."""
+"""Medians of paired samples with confidence intervals. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statistics import median
 
 @dataclass(frozen=True)
 class MedianInterval:
-    """A median with the 95% interval of its bootstrap."""
+    """A median with its 95% bootstrap interval."""
 
     value: float
     low: float
@@ -18,17 +18,17 @@ class MedianInterval:
 
 
 def paired_ratio(samples: Sequence[float], baseline: Sequence[float]) -> MedianInterval:
-    """The median over rounds of sample / baseline: what both suffered in a round cancels."""
+    """Return the median of sample / baseline over rounds; noise common to a round cancels."""
     return bootstrap([a / b for a, b in zip(samples, baseline, strict=True)])
 
 
 def paired_difference(samples: Sequence[float], baseline: Sequence[float]) -> MedianInterval:
-    """The median over rounds of sample - baseline."""
+    """Return the median of sample - baseline over rounds."""
     return bootstrap([a - b for a, b in zip(samples, baseline, strict=True)])
 
 
 def bootstrap(values: Sequence[float], resamples: int = 4000, seed: int = 0) -> MedianInterval:
-    """The median, and between which values it falls in 95% of resamples."""
+    """Return the median, and the interval in which it falls in 95% of resamples."""
     draw = random.Random(seed)  # noqa: S311 - statistics, not secrets
     medians = sorted(median(draw.choices(values, k=len(values))) for _ in range(resamples))
     return MedianInterval(
@@ -39,7 +39,7 @@ def bootstrap(values: Sequence[float], resamples: int = 4000, seed: int = 0) -> 
 def ratio_of_medians(
     samples: Sequence[float], baseline: Sequence[float], resamples: int = 4000, seed: int = 0
 ) -> MedianInterval:
-    """Of samples that have no partner: each side is resampled by itself."""
+    """Return the ratio of medians of unpaired samples; each side is resampled by itself."""
     draw = random.Random(seed)  # noqa: S311 - as above
     found = sorted(
         median(draw.choices(samples, k=len(samples)))

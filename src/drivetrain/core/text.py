@@ -1,14 +1,13 @@
-"""Text for people: quantities, and words that others wrote."""
+"""Text for terminals: readable quantities, and untrusted text made safe."""
 
 from __future__ import annotations
 
 import re
 
-# Words that others wrote, made fit for a terminal.
+# Untrusted text, made safe for a terminal.
 #
-# A terminal obeys some characters: they clear it, name its window, move the cursor to write over
-# what stands there, or turn a word around so that it reads as another. In a run's directory they
-# may stand anywhere that words do.
+# A terminal obeys control characters: they clear it, name its window, move the cursor to overwrite
+# text, or reverse a word so that it reads as another. In a run's directory they may be in any text.
 
 _STEERING = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069"
 _ANY = re.compile(f"[{_STEERING}]")
@@ -17,16 +16,16 @@ _SHOWN = "\ufffd"
 
 
 def plain(text: str) -> str:
-    """Without anything that steers a terminal but ends of lines and tabs."""
+    """Replace all control characters except newlines and tabs."""
     return _ANY.sub(_SHOWN, text) if not text.isprintable() else text
 
 
 def plain_but_coloured(text: str) -> str:
-    """The same, for what a run printed: its colours and its progress bars are its own."""
+    """Like `plain`, but keep colours and carriage returns; for the output of a run."""
     return _BUT_COLOURS.sub(lambda found: found[1] or _SHOWN, text)
 
 
-# Quantities as people read them.
+# Readable quantities.
 
 
 def readable_bytes(num_bytes: float) -> str:

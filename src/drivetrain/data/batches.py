@@ -1,11 +1,14 @@
-"""BatchPlan: which samples make up step k, cut into micro-batches, dealt to ranks.
+"""BatchPlan: which samples make up step k, split into micro-batches, assigned to ranks.
 
-A step's samples depend on (length, seed, step); its micro-batches on those and the micro-batch
-size; who works on which micro-batch on the number of ranks. Only the last of these changes with the
-cluster, and it changes no number.
+A step's samples depend on (length, seed, step). Its micro-batches also depend on the micro-batch
+size, and their assignment to ranks on the number of ranks. Only the assignment changes with the
+cluster, and it does not change any result.
 
-An epoch's last batch may be short. Its samples are then shared out evenly over the same number of
-micro-batches, and weighted by their true count; nothing is padded, nothing dropped.
+An epoch's last batch may be short. Its samples are then split evenly over the same number of
+micro-batches and weighted by their true count; nothing is padded or dropped.
+
+A "turn" is one micro-batch slot of a rank in a step. Every rank has the same number of turns, so
+some turns may have no samples.
 """
 
 from __future__ import annotations
@@ -18,14 +21,14 @@ from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.core.errors import ConfigError, Problem
 
 _MUCH_IDLE = 0.1
-"""Of all turns: less is how batches and ranks happen to divide."""
+"""Fraction of idle turns that triggers a warning; a smaller one is normal rounding."""
 
 
 class MicroBatch(NamedTuple):
-    """What one rank takes through the model at once. Without samples it only keeps step."""
+    """The samples of one forward pass of a rank. One without samples only keeps ranks in step."""
 
     step: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed
     start: int
     """Position of its first sample in the epoch's order."""
     stop: int
@@ -40,7 +43,7 @@ class MicroBatch(NamedTuple):
 
 
 class DataPosition(NamedTuple):
-    """Where a run stands in its data: after this many steps, so many samples into an epoch."""
+    """A run's position in its data: after `step` steps, `samples` samples into `epoch`."""
 
     step: int = 0
     epoch: int = 0
@@ -52,7 +55,7 @@ _BEGINNING = DataPosition()
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Arithmetic of one run's batches. Pure; no data is touched."""
+    """The arithmetic of a run's batches. Pure: reads no data."""
 
     global_batch_size: int
     micro_batch_size: int
@@ -60,11 +63,11 @@ class BatchPlan:
     length: int | None
     """Number of samples; None for a stream."""
     start: DataPosition = _BEGINNING
-    """Where these sizes begin to hold: earlier steps of the run may have had larger batches."""
+    """From where these sizes apply; earlier steps of the run may have used other sizes."""
 
     @cached_property
     def num_micro_batches(self) -> int:
-        """Per step, over all ranks."""
+        """Micro-batches per step, over all ranks."""
         return self.global_batch_size // self.micro_batch_size
 
     @cached_property
@@ -74,11 +77,11 @@ class BatchPlan:
 
     @cached_property
     def steps_per_epoch(self) -> int | None:
-        """None for a stream, which ends when it ends."""
+        """Steps in an epoch; None for a stream, whose length is not known."""
         return None if self.length is None else -(-self.length // self.global_batch_size)
 
     def position(self, step: int) -> DataPosition:
-        """Where the run stands before `step`."""
+        """Return the position in the data before `step`."""
         began, epoch, samples = self.start
         into, rest = step - began, self._steps_left_at_start
         if into < rest:
@@ -87,16 +90,16 @@ class BatchPlan:
         return DataPosition(step, epoch + 1 + epochs, into_epoch * self.global_batch_size)
 
     def is_between_epochs(self, step: int) -> bool:
-        """Whether after so many steps no epoch is under way."""
+        """True if no epoch is in progress after `step` steps."""
         return self.position(step).samples == 0
 
     def end_of(self, epoch: int) -> int:
-        """The number of steps after which an epoch is over."""
+        """Return the number of steps after which an epoch ends."""
         _, per_epoch = self._known
         return self.start.step + self._steps_left_at_start + (epoch - self.start.epoch) * per_epoch
 
     def going_on_from(self, position: DataPosition) -> BatchPlan:
-        """The same plan, from where batches of another size, or other data, have led to."""
+        """Return the same plan, starting at a position reached with other batch sizes or data."""
         length, _ = self._known
         if position.samples >= length:
             position = DataPosition(position.step, position.epoch + 1, 0)
@@ -105,36 +108,36 @@ class BatchPlan:
 
     @cached_property
     def _steps_left_at_start(self) -> int:
-        """Of the epoch in which these sizes begin to hold."""
+        """Steps left in the epoch in which these sizes start to apply."""
         length, _ = self._known
         return -(-(length - self.start.samples) // self.global_batch_size)
 
     @cached_property
     def _known(self) -> tuple[int, int]:
-        """Samples and steps of an epoch."""
+        """Samples and steps in an epoch; ValueError for a stream."""
         if self.length is None or self.steps_per_epoch is None:
-            raise ValueError("a stream has no steps known in advance")
+            raise ValueError("the number of steps of a stream is not known in advance")
         return self.length, self.steps_per_epoch
 
     def block(self, rank: int) -> range:
-        """The micro-batch indices that `rank` works on: neighbours, so that sums stay local."""
+        """Return the micro-batch indices of `rank`; contiguous, so that sums stay local."""
         start = min(rank * self.accumulation, self.num_micro_batches)
         return range(start, min(start + self.accumulation, self.num_micro_batches))
 
     def blocks(self) -> list[range]:
-        """Every rank's block."""
+        """Return every rank's block."""
         return [self.block(rank) for rank in range(self.num_ranks)]
 
     def micro_batches(self, step: int, rank: int) -> list[MicroBatch]:
-        """What `rank` does in `step`: always `accumulation` entries, so that ranks keep step."""
+        """Return the turns of `rank` in `step`: always `accumulation`, to keep ranks in step."""
         _, epoch, first = self.position(step)
         batch_samples = min(self.global_batch_size, self._known[0] - first)
         return self.cut(MicroBatch(step, -1, first, first, batch_samples, epoch), rank)
 
     def cut(self, whole: MicroBatch, rank: int) -> list[MicroBatch]:
-        """`rank`'s part of a global batch that starts at `whole.start`.
+        """Return `rank`'s part of a global batch that starts at `whole.start`.
 
-        A turn without samples stands at the batch's first one; see `stop_of`.
+        A turn without samples has the position of the batch's first sample; see `stop_of`.
         """
         step, _, first, _, samples, epoch = whole
         shares = self._shares_by_size.get((samples, rank))
@@ -147,14 +150,14 @@ class BatchPlan:
 
     @cached_property
     def _shares_by_size(self) -> dict[tuple[int, int], list[tuple[int, int, int]]]:
-        """By samples and rank: a run has two sizes of batches, full ones and an epoch's last."""
+        """Cache by samples and rank; a run has two batch sizes, full ones and an epoch's last."""
         return {}
 
     def stop_of(self, micro: MicroBatch) -> int:
-        """Where reading stops.
+        """Return the position at which to stop reading for a turn.
 
-        A rank that must take a turn without samples runs the batch's first ones with weight zero,
-        as many as usual, so that no layer meets a size it does not expect.
+        In a turn without samples, a rank runs the batch's first samples with weight zero, as many
+        as usual, so that no layer sees an unexpected size.
         """
         if micro.num_samples:
             return micro.stop
@@ -162,12 +165,12 @@ class BatchPlan:
 
     @property
     def num_idle_turns(self) -> int:
-        """Of all ranks in a step: those without samples."""
+        """Turns without samples in a step, over all ranks."""
         return self.accumulation * self.num_ranks - self.num_micro_batches
 
     @property
     def idle_warning(self) -> str:
-        """Where many turns are idle, how many, and what to change; else empty."""
+        """If many turns are idle, a warning that says how many and what to change; else ""."""
         turns = self.num_idle_turns + self.num_micro_batches
         if self.num_idle_turns < _MUCH_IDLE * turns:
             return ""
@@ -177,9 +180,9 @@ class BatchPlan:
         has_too_many = self.num_ranks > self.num_micro_batches
         fewer = f"at most {self.num_micro_batches} data-parallel ranks, " if has_too_many else ""
         return (
-            f"{self.num_idle_turns} of {turns} turns a step have no samples: global_batch_size "
-            f"{self.global_batch_size} is {self.num_micro_batches} micro-batches of "
-            f"{self.micro_batch_size}; use {fewer}"
+            f"{self.num_idle_turns} of {turns} micro-batch slots per step have no samples: "
+            f"global_batch_size {self.global_batch_size} is {self.num_micro_batches} "
+            f"micro-batches of {self.micro_batch_size}; use {fewer}"
             f"a global_batch_size of {full} (micro_batch_size {self.micro_batch_size} × "
             f"{self.num_ranks} ranks) or a multiple of it"
             + (f", or micro_batch_size {smaller} or less" if fits else "")
@@ -187,7 +190,7 @@ class BatchPlan:
 
     def __str__(self) -> str:
         idle = self.num_idle_turns
-        note = f" ({idle} of {idle + self.num_micro_batches} turns idle)" if idle else ""
+        note = f" ({idle} of {idle + self.num_micro_batches} slots idle)" if idle else ""
         return (
             f"{self.global_batch_size} samples a step = micro-batch {self.micro_batch_size} × "
             f"accumulation {self.accumulation} × {self.num_ranks} "
@@ -196,14 +199,14 @@ class BatchPlan:
 
 
 def share(num_samples: int, num_parts: int, index: int) -> tuple[int, int]:
-    """Part `index` of `num_samples` cut into parts whose sizes differ by at most one."""
+    """Return part `index` of `num_samples`, split into parts whose sizes differ by at most one."""
     size, extra = divmod(num_samples, num_parts)
     start = index * size + min(index, extra)
     return start, start + size + (index < extra)
 
 
 def _shares(num_samples: int, plan: BatchPlan, rank: int) -> list[tuple[int, int, int]]:
-    """(index, start, stop) of each of a rank's turns; start = stop = 0 where there is nothing."""
+    """Return (index, start, stop) of each of a rank's turns; start = stop = 0 without samples."""
     shares = []
     for index in plan.block(rank):
         low, high = share(num_samples, plan.num_micro_batches, index)
@@ -212,7 +215,7 @@ def _shares(num_samples: int, plan: BatchPlan, rank: int) -> list[tuple[int, int
 
 
 def solve_micro_batch(resolved: ResolvedConfig, num_ranks: int) -> ResolvedConfig:
-    """Choose the micro-batch size when the user left it open, and say why."""
+    """Choose the micro-batch size if it is auto, and record why."""
     config = resolved.config
     if config.micro_batch_size != "auto":
         return resolved

@@ -1,4 +1,4 @@
-"""Moving a batch, whatever its shape, to the rank's device."""
+"""Moving a batch of any structure to the rank's device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Tensors inside dicts, lists and tuples are moved; anything with `.to` moves itself."""
+    """Move the tensors in dicts, lists and tuples; an object with `.to` moves itself."""
     if device.type == "cpu":
         return batch
     if hasattr(batch, "to"):

@@ -1,8 +1,8 @@
 """Digests of samples: what a rank has read, in a few bytes that can be compared and saved.
 
-`ReadDigest` follows a stream. Its chain is a function of the samples and their positions alone:
-ranks that have read the same have the same chain, whatever their batches; so has a run that reads
-the stream again after an interruption.
+`ReadDigest` follows a stream. Its chain depends only on the samples and their positions: ranks that
+have read the same samples have the same chain, whatever their batches, and so has a run that
+rereads the stream after an interruption.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import torch
 
 _ALL_OF_FIRST = 256
 _EVERY = 64
-"""After the first samples of an epoch only every so many is hashed: reading must stay cheap."""
+"""After the first samples of an epoch, only every 64th is hashed, to keep reading cheap."""
 _HASHED_BYTES = 1 << 16
-"""Of a larger tensor or array, elements at even distances are hashed."""
+"""Of a larger tensor, only evenly spaced elements are hashed; of longer bytes, both ends."""
 MOST_SHOWN = 8
 _WORD = (1 << 63) - 1
 
 
 def add(digest: Any, sample: Any) -> bool:
-    """Whatever a sample is made of; False where something in it could only be told by its type."""
+    """Add a sample to a digest; return False if only the type of some part could be added."""
     digest.update(type(sample).__name__.encode())
     if isinstance(sample, torch.Tensor):
         return _add_tensor(digest, sample)
@@ -58,7 +58,7 @@ def _add_tensor(digest: Any, tensor: torch.Tensor) -> bool:
 
 
 def _lighter(sample: Any) -> Any:
-    """The same sample, of which a digest is cheap: a few elements of what is large."""
+    """Return a reduced sample that is cheap to hash: only some elements of large parts."""
     if isinstance(sample, torch.Tensor) and sample.layout is torch.strided:
         size = sample.numel() * sample.element_size()
         step = -(-size // _HASHED_BYTES)
@@ -74,50 +74,50 @@ def _lighter(sample: Any) -> Any:
 
 
 def _is_object(sample: Any) -> bool:
-    """Whether it is told by its attributes."""
+    """True if a sample is hashed by its attributes."""
     is_plain = sample is None or isinstance(sample, (str, int, float, complex, bytes))
     return not is_plain and not hasattr(sample, "tobytes") and bool(getattr(sample, "__dict__", 0))
 
 
 def digest_of(sample: Any) -> tuple[int, bool]:
-    """A number for a sample, and whether its content could be read."""
+    """Return a sample's digest as a number, and whether all of its content could be hashed."""
     digest = hashlib.blake2b(digest_size=8)
     is_known = add(digest, _lighter(sample))
     return int.from_bytes(digest.digest(), "big") & _WORD, is_known
 
 
 def chained(chain: int, *numbers: int) -> int:
-    """A chain, one link longer."""
+    """Return the chain extended by one link."""
     data = b"".join(number.to_bytes(8, "big", signed=True) for number in (chain, *numbers))
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") & _WORD
 
 
 class Mark(NamedTuple):
-    """A place in an epoch, and a chain of digests of the samples up to it."""
+    """A position in an epoch, and the chain of digests of the samples before it."""
 
     position: int = 0
-    """In samples; in a stream of ready batches: in batches."""
+    """In samples; for a stream of ready batches, in batches."""
     chain: int = 0
 
 
 class Read(NamedTuple):
-    """What a reader has read when it hands out a batch."""
+    """What a reader has read for a batch."""
 
     before: Mark
-    """Where the batch begins."""
+    """Where the batch starts."""
     after: Mark
     shown: tuple[int, ...] = ()
     """Digests of its first few samples, where they were hashed."""
     whole: int = 0
-    """A digest of all its samples; 0 where nobody asked for it."""
+    """A digest of all samples of the batch; 0 if it was not requested."""
     is_known: bool = True
-    """Whether samples could be told apart by their content."""
+    """Whether the content of all samples could be hashed."""
     worker: int | None = None
-    """The loader process that has read, where each reads a part of its own."""
+    """The loader process that read the batch, if each reads its own part."""
 
     @property
     def is_end(self) -> bool:
-        """Whether nothing was left to read."""
+        """True if nothing was left to read."""
         return self.before == self.after
 
 
@@ -126,18 +126,18 @@ class ReadDigest:
 
     def __init__(self, mark: Mark) -> None:
         self.hashes_all = False
-        """Of the batch that is read next."""
+        """Whether every sample of the next batch is hashed."""
         self._position, self._chain = mark
         self._begin()
 
     def follow(self, samples: Iterator[Any]) -> Iterator[Any]:
-        """The samples, each noted as it comes by."""
+        """Yield the samples, and add each to the digest."""
         for sample in samples:
             self._note(sample)
             yield sample
 
     def take(self, worker: int | None = None) -> Read:
-        """What was read since the last time."""
+        """Return what was read since the last call."""
         shown, after = tuple(self._shown), Mark(self._position, self._chain)
         read = Read(self._before, after, shown, self._whole, self._is_known, worker)
         self._begin()

@@ -1,7 +1,7 @@
-"""DealtFeed: a step's micro-batches, dealt anew to whoever is there.
+"""ElasticFeed: assigns a step's micro-batches to the replicas that are present in that step.
 
-Which samples make up a step follows from the plan alone. How many replicas share them, and which
-share is this one's, may change from step to step; a step can also be asked for a second time.
+The plan alone determines which samples make up a step. The number of replicas that share them, and
+this replica's share, may change from step to step. A step can also be read a second time.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from drivetrain.data.sources import Source
 
 
 class ElasticFeed:
-    """A loader reads ahead for as long as the seat stays the same; a new seat starts a new one."""
+    """A feed whose loader prefetches while this replica's rank and the number of ranks stay.
+
+    A change of either starts a new loader.
+    """
 
     def __init__(self, source: Source, plan: BatchPlan, seed: int) -> None:
         self.plan = plan
         self.steps_done = 0
-        """Moved on by the loop: only it knows whether a step counted."""
+        """Advanced by the training loop, which alone knows whether a step counted."""
         self._source = source
         self._seed = seed
         self._total_steps = 0
@@ -32,11 +35,11 @@ class ElasticFeed:
         self._batches: Iterator[Any] = iter(())
 
     def state_dict(self) -> dict[str, Any]:
-        """Which samples make up a step is computed from its place; ids need not be kept."""
+        """Return the position; a step's samples are computed from it, so no ids are saved."""
         return self.plan.position(self.steps_done)._asdict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Begin there."""
+        """Resume at a saved position."""
         self.steps_done = state["step"]
         self.plan = self.plan.going_on_from(position_in(state, self.plan))
 
@@ -45,15 +48,15 @@ class ElasticFeed:
         total_steps: int | None,
         num_epochs: int | None,  # noqa: ARG002 - total_steps is known wherever a length is
     ) -> Iterator[Iterator[Turn]]:
-        """One entry per step that is still to be done; the turns come from `deal`."""
+        """Yield one empty entry per remaining step; the turns come from `deal`."""
         if total_steps is None:
-            raise ValueError("a feed that is dealt anew needs to know its steps")
+            raise ValueError("an elastic feed needs to know its number of steps")
         self._total_steps = total_steps
         while self.steps_done < total_steps:
             yield iter(())
 
     def deal(self, step: int, num_ranks: int, rank: int) -> Iterator[Turn]:
-        """The turns of `rank` among `num_ranks` in `step`; turns without samples are left out."""
+        """Yield the turns of `rank` among `num_ranks` in `step`, without those that are empty."""
         if (step, num_ranks, rank) != self._expected:
             self._batches = self._read_from(step, num_ranks, rank)
         self._expected = (step + 1, num_ranks, rank)
@@ -72,7 +75,7 @@ class ElasticFeed:
 
 
 def own_turns(plan: BatchPlan, step: int, rank: int) -> list[MicroBatch]:
-    """What `rank` really works on in `step`."""
+    """Return the micro-batches of `rank` in `step` that have samples."""
     return [micro for micro in plan.micro_batches(step, rank) if micro.num_samples]
 
 

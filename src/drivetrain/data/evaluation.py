@@ -1,8 +1,8 @@
 """EvaluationFeed: every validation sample exactly once, in batches that no world size changes.
 
-Batch j holds the same samples everywhere; rank r takes batches r, r + n, r + 2n … (of a stream that
-is sharded, all of its own part). With `in_lockstep` every rank gets the same number of turns, the
-surplus ones marked as not counting.
+Batch j has the same samples at any world size; rank r of n takes batches r, r + n, r + 2n … (of a
+sharded stream, all of its own part). With `in_lockstep`, every rank gets the same number of
+batches, and surplus ones are marked as not counting.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from drivetrain.data.stream_shards import Shards
 
 
 class EvaluationBatch(NamedTuple):
-    """Some samples, and how many of them count."""
+    """A batch, and the number of its samples that count."""
 
     batch: Any
     num_samples: int
@@ -37,7 +37,7 @@ class _Chunk(NamedTuple):
     """A stream's next samples."""
 
     make: Callable[[], Any]
-    """Puts them together."""
+    """Collates the samples."""
     size: int
     read: Read
 
@@ -56,11 +56,11 @@ class EvaluationFeed:
         shards: Shards | None = None,
         check: RankCheck | None = None,
     ) -> None:
-        """`drawn`: what the user's own sampler chooses; else every sample, in order."""
+        """Create a feed. `drawn`: ids from the user's sampler; default: all samples, in order."""
         self._shards, self._check = shards, check
         self._most = max_samples
         self.length = source.length if drawn is None else drawn.num_ids
-        """Of all there is, also where only a part is read."""
+        """Length of the whole set, even if `max_samples` limits what is read."""
         self._batches = (
             None if source.length is None else _batches(source, batch_size, drawn, max_samples)
         )
@@ -71,11 +71,11 @@ class EvaluationFeed:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether ranks read parts of their own, between which there is no order."""
+        """True if each rank reads its own part; the parts have no common order."""
         return self._shards is not None
 
     def batches(self, *, in_lockstep: bool) -> Iterator[EvaluationBatch]:
-        """This rank's batches; with `in_lockstep` as many as the rank that has most."""
+        """Yield this rank's batches; with `in_lockstep`, as many as the rank with the most."""
         if self._batches is None:
             if self._shards is not None:
                 yield from self._from_shard(self._shards, in_lockstep=in_lockstep)
@@ -95,7 +95,7 @@ class EvaluationFeed:
             yield EvaluationBatch(batch, len(ids[turn]) if turn < len(own) else 0)
 
     def _from_stream(self, *, in_lockstep: bool) -> Iterator[EvaluationBatch]:
-        """Every rank reads the whole stream; after each round of batches they compare it."""
+        """Read the whole stream on every rank; ranks compare it after each round of batches."""
         chunks = self._chunks(in_order(self._source.dataset), self._most)
         while True:
             own = first = None
@@ -113,7 +113,7 @@ class EvaluationFeed:
                 yield EvaluationBatch(first.make(), 0)
 
     def _from_shard(self, shards: Shards, *, in_lockstep: bool) -> Iterator[EvaluationBatch]:
-        """A rank has a part of its own; one that is through keeps the others company."""
+        """Read this rank's own part; in lockstep, a finished rank yields batches without weight."""
         part = shards.part(self._source.dataset, self._num_ranks, self._rank)
         most = self._most
         if most is not None:
@@ -136,7 +136,7 @@ class EvaluationFeed:
             yield EvaluationBatch(first.make(), 0)
 
     def _chunks(self, items: Iterator[Any], most: int | None) -> Iterator[_Chunk]:
-        """As many samples as a batch has, at most `most` in all; the last one is empty."""
+        """Yield chunks of a batch's size, at most `most` samples in all; the last one is empty."""
         if self._check is not None:
             self._check.begin_epoch()
         digest, collate = ReadDigest(Mark()), Collated(self._source.collate)
@@ -146,7 +146,7 @@ class EvaluationFeed:
             count = 1 if is_batched else self._batch_size
             chunk = list(itertools.islice(items, int(min(count, left))))
             size = sum(map(num_samples_in, chunk)) if is_batched else len(chunk)
-            if size > left:  # a ready batch is not cut
+            if size > left:  # a ready batch is not split
                 chunk, size = [], 0
             left -= size
             read = digest.take()
@@ -161,7 +161,7 @@ class EvaluationFeed:
 def _batches(
     source: Source, batch_size: int, drawn: Drawn | None, most: int | None
 ) -> Sequence[Sequence[Any]]:
-    """The ids of every batch of a dataset with a length."""
+    """Return the ids of every batch of a dataset with a length."""
     if drawn is not None and source.sampler is not None and source.sampler.yields_batches:
         return _first_ids(drawn.items, most)
     ids: Sequence[Any] = range(source.length or 0) if drawn is None else drawn.items

@@ -1,10 +1,10 @@
-"""Feeds: step by step, a rank's micro-batches with their samples.
+"""Feeds: yield a rank's micro-batches with their samples, step by step.
 
     for turns in feed.steps(100, None):       # one entry per optimizer step
         for micro, batch in turns:            # this rank's turns in it, always the same number
 
-`MapFeed` serves datasets with a length, `sampled_feed.SampledFeed` those with a sampler of the
-user's, `stream.StreamFeed` those without a length.
+`MapFeed` is for datasets with a length, `sampled_feed.SampledFeed` for those with the user's own
+sampler, `stream.StreamFeed` for those without a length.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ class Feed(Protocol):
     plan: BatchPlan
 
     def steps(self, total_steps: int | None, num_epochs: int | None) -> Iterator[Iterator[Turn]]:
-        """One iterator of turns per step, until the steps or the epochs are through."""
+        """Yield one iterator of turns per step, until the steps or the epochs end."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the data stands, after the steps that were taken. The same at any world size."""
+        """Return the position in the data after the steps so far. The same at any world size."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let steps() resume there."""
+        """Make steps() resume at a saved position."""
         ...
 
     def sample_ids(self, step: int) -> list[int]:
-        """The samples this rank has in a step; empty for a stream, which has no ids."""
+        """Return the ids of this rank's samples in a step; empty for a stream, which has none."""
         ...
 
 
 class MapFeed:
-    """A dataset with a length: torch's DataLoader reads it, the plan says what."""
+    """Feed of a dataset with a length: torch's DataLoader reads what the plan selects."""
 
     def __init__(self, source: Source, plan: BatchPlan, rank: int, seed: int) -> None:
         self.plan = plan
@@ -59,22 +59,22 @@ class MapFeed:
         self._step = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Which samples make up a step is computed from its place; ids need not be kept."""
+        """Return the position; a step's samples are computed from it, so no ids are saved."""
         return self.plan.position(self._step)._asdict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Begin there."""
+        """Resume at a saved position."""
         self._step = state["step"]
         self.plan = self.plan.going_on_from(position_in(state, self.plan))
 
     def sample_ids(self, step: int) -> list[int]:
-        """By the plan; turns without samples have none."""
+        """Return the ids from the plan; turns without samples have none."""
         ids = RankSampleIds(self.plan, self._rank, self._seed, shuffle=self._source.shuffle)
         turns = self.plan.micro_batches(step, self._rank)
         return [i for turn in turns if turn.num_samples for i in ids.ids(turn)]
 
     def steps(self, total_steps: int | None, num_epochs: int | None) -> Iterator[Iterator[Turn]]:
-        """One loader for the whole run: its workers are started once."""
+        """Yield each step's turns; one loader serves the whole run, so workers start once."""
         if total_steps is None:
             if num_epochs is None:
                 raise ValueError("either total_steps or num_epochs is needed")
@@ -99,12 +99,12 @@ class MapFeed:
 
 
 def position_in(state: dict[str, Any], plan: BatchPlan) -> DataPosition:
-    """Where a saved feed stood; the oldest checkpoints only say after which step."""
+    """Return a saved feed's position; the oldest checkpoints contain only the step."""
     return DataPosition(**{**plan.position(state["step"])._asdict(), **state})
 
 
 class PlannedOrder(Sampler[list[int]]):
-    """Hands the loader whole micro-batches: what to read and under which key."""
+    """Gives the loader whole micro-batches: what to read, and the key of its random stream."""
 
     def __init__(self, plan: BatchPlan, rank: int, steps: range) -> None:
         self._plan = plan
@@ -122,7 +122,7 @@ class PlannedOrder(Sampler[list[int]]):
                 yield micro
 
     def pair_with(self, batches: Iterable[Any]) -> Iterator[Turn]:
-        """Each batch with what the loader was asked for: batches come in that order."""
+        """Pair each batch with its micro-batch; the loader keeps the order of requests."""
         for batch in batches:
             yield self._asked_for.popleft(), batch
 

@@ -1,7 +1,7 @@
-"""What a dataset holds, in a few words: its length, and a digest of a few of its samples.
+"""A dataset's fingerprint: a digest of a few of its samples.
 
-Reading every sample would take hours. A few find what happens to people: another folder, another
-tokenizer, files in another order.
+Reading every sample would take hours. A few samples detect common mistakes: a different directory,
+a different tokenizer, files in a different order.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _NUM_DRAWN = 4
 
 
 def content(source: Source) -> str | None:
-    """A digest of the first, the last and a few samples between them.
+    """Return a digest of the first sample, the last one and a few between them.
 
-    None where there is nothing to hold against it: a stream cannot be read twice, and some datasets
-    give another sample each time they are asked for the same one.
+    None if it could not be compared: a stream cannot be read twice, and some datasets return a
+    different sample each time they are asked for the same one.
     """
     if source.length is None:
         return None
@@ -36,6 +36,6 @@ def content(source: Source) -> str | None:
 def _digest(dataset: Any, ids: list[int]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for index in ids:
-        seed_data(index)  # augmentation draws the same, whenever it is asked
+        seed_data(index)  # augmentation then draws the same numbers each time
         add(digest, read_one(dataset, index))
     return digest.hexdigest()

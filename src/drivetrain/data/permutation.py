@@ -1,8 +1,9 @@
-"""A shuffled order that is computed, not stored: `order.ids(positions)`, whichever they are.
+"""A shuffled order that is computed, not stored: `order.ids(positions)` for any positions.
 
-A keyed Feistel network permutes the smallest [0, 2^b) that holds all ids; those that fall outside
-[0, length) walk on until they fall inside. Any position of any epoch can be asked for directly, on
-any rank, without a list of all ids: a billion samples cost no more memory than ten.
+A keyed Feistel network permutes the smallest [0, 2^b) that contains all ids; values outside
+[0, length) are permuted again until they fall inside (cycle walking). Any rank can compute any
+position of any epoch directly, without a list of all ids: a billion samples need no more memory
+than ten.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from drivetrain.data.keys import fold
 
 _NUM_ROUNDS = 8
-# A few ids go through a larger domain: narrower halves would not mix.
+# Small datasets use a larger domain, because narrower halves would not mix.
 _MIN_BITS = 6
 _MASK = 0xFFFFFFFF
 
@@ -29,7 +30,7 @@ class Order:
     shuffle: bool = True
 
     def ids(self, positions: torch.Tensor) -> torch.Tensor:
-        """The sample ids at these positions."""
+        """Return the sample ids at these positions."""
         if not self.shuffle or self.length < 2:
             return positions
         bits = max(_MIN_BITS, (self.length - 1).bit_length())
@@ -44,7 +45,7 @@ class Order:
 
 
 def _feistel(values: torch.Tensor, bits: int, keys: list[int]) -> torch.Tensor:
-    """Each half is changed in turn by a hash of the other, which any half-width can undo."""
+    """Change each half in turn by a hash of the other, which is invertible at any width."""
     low_bits = bits // 2
     low_mask, high_mask = (1 << low_bits) - 1, (1 << (bits - low_bits)) - 1
     high, low = values >> low_bits, values & low_mask

@@ -1,8 +1,8 @@
-"""RankCheck: do all ranks read the same stream, or, where each should, a part of its own?
+"""RankCheck: checks that all ranks read the same stream or, if sharded, different parts of it.
 
-Each step, a rank tells the next one where it stands and a digest of what it has read. The first
-steps of an epoch are settled before anything is trained on, later ones while they are trained on,
-and always before anything is saved.
+In each step, a rank sends the next rank its position and a digest of what it has read. The first
+steps of an epoch are checked before training on them, later ones during training, and all of them
+before anything is saved.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from drivetrain.parallel.world import World
 
 _NUM_FIELDS = 8
 _SETTLED_AT_ONCE = 2
-"""Steps of an epoch, or of an attempt."""
+"""First steps of an epoch, or of an attempt, that are checked at once."""
 
 
 @dataclass(frozen=True)
 class _Standing:
-    """What a rank tells: its slice of the batch, and where it stands in the stream."""
+    """What a rank sends: its data-parallel index, and its position in the stream."""
 
     dp_index: int
     epoch: int
@@ -46,38 +46,38 @@ class _Standing:
 
     @property
     def place(self) -> tuple[int, Mark, bool]:
-        """What ranks that read the same agree on."""
+        """The position, which is equal on ranks that read the same samples."""
         return self.epoch, self.mark, self.is_end
 
 
 @dataclass
 class RankCheck:
-    """One rank's side of it."""
+    """One rank's part of the check."""
 
     neighbours: Neighbours | None
     rank: int
     dp_index: int
     dataset: Any
     sharding: str
-    """data.iterable_sharding."""
+    """The value of data.iterable_sharding."""
     shares_out: bool
-    """Whether every slice reads a part of its own."""
+    """Whether every data-parallel rank reads its own part."""
     _own: _Standing | None = field(default=None, init=False)
     _num_noted: int = field(default=0, init=False)
     _has_warned: bool = field(default=False, init=False)
 
     @staticmethod
     def of(world: World, dataset: Any, sharding: str, *, shares_out: bool) -> RankCheck:
-        """The check of this rank."""
+        """Create the check of this rank."""
         neighbours = Neighbours.of(world, _NUM_FIELDS + MOST_SHOWN)
         return RankCheck(neighbours, world.rank, world.dp_index, dataset, sharding, shares_out)
 
     def begin_epoch(self) -> None:
-        """The next steps are settled at once."""
+        """Check the next steps at once."""
         self._num_noted = 0
 
     def note(self, epoch: int, mark: Mark, read: Read) -> None:
-        """A step was read. Every rank calls it for every step, and once at an epoch's end."""
+        """Record a step. Every rank calls this for every step, and once at an epoch's end."""
         if self.neighbours is None:
             return
         self.settle()
@@ -90,7 +90,7 @@ class RankCheck:
             self.settle()
 
     def settle(self) -> None:
-        """ConfigError where what was noted last is not right."""
+        """Check the last recorded step against the neighbour's; ConfigError if it is wrong."""
         if self.neighbours is None or self._own is None:
             return
         heard = self.neighbours.hear()
@@ -108,9 +108,9 @@ class RankCheck:
             return
         self._has_warned = True
         warnings.warn(
-            f"the samples of {_name(self.dataset)} hold objects whose content is not known here: "
-            "whether all ranks read the same samples is judged by their number alone; let the "
-            "stream yield tensors, arrays, text and numbers in dicts, lists or tuples",
+            f"the samples of {_name(self.dataset)} contain objects that cannot be hashed: ranks "
+            "are checked only for reading the same number of samples; let the stream yield "
+            "tensors, arrays, text and numbers in dicts, lists or tuples",
             stacklevel=2,
         )
 
@@ -119,7 +119,7 @@ class RankCheck:
             f"rank {self.rank} reads the same samples as rank {before}, so each would be used more "
             "than once"
         )
-        remedy = "give each rank a part of its own, or use same_stream"
+        remedy = "give each rank its own part, or use same_stream"
         return ConfigError([Problem("data.iterable_sharding", rule, remedy, self.sharding)])
 
     def _differ(self, own: _Standing, other: _Standing, before: int) -> ConfigError:
@@ -127,14 +127,14 @@ class RankCheck:
         how = _how_they_differ(own, other, who, f"rank {before}")
         if own.dp_index == other.dp_index and self.shares_out:
             rule = f"{who} and rank {before} work on the same samples (tp, cp or pp), but {how}"
-            remedy = "split it by data-parallel rank: ranks of one model copy read the same part"
+            remedy = "split it by data-parallel rank: ranks of one replica read the same part"
             return ConfigError([Problem("data", rule, remedy, name)])
         rule = f"every rank must read the same stream, but {how}"
         return ConfigError([Problem("data", rule, remedy_for(self.dataset), name)])
 
 
 def remedy_for(dataset: Any) -> str:
-    """What to do with a stream that is not the same each time it is read."""
+    """Return what to do about a stream that is not the same each time it is read."""
     splitter = splits_by(dataset)
     if splitter:
         return (
@@ -142,14 +142,14 @@ def remedy_for(dataset: Any) -> str:
             "data.iterable_sharding=already_sharded"
         )
     return (
-        "seed its shuffling alike everywhere (by set_epoch(epoch), or from torch's, Python's and "
-        "NumPy's own generators, which follow the run's seed); if it gives each rank a part of its "
-        "own, set data.iterable_sharding=already_sharded"
+        "seed its shuffling the same way on every rank (by set_epoch(epoch), or from torch's, "
+        "Python's and NumPy's global generators, which follow the run's seed); if it gives each "
+        "rank its own part, set data.iterable_sharding=already_sharded"
     )
 
 
 def _are_the_same(own: _Standing, other: _Standing) -> bool:
-    """Samples that are all alike could be anybody's."""
+    """True if both ranks read the same samples; identical samples throughout prove nothing."""
     is_told = own.is_known and other.is_known and len(set(own.shown)) > 1
     return is_told and own.place == other.place
 
@@ -159,22 +159,22 @@ def _how_they_differ(own: _Standing, other: _Standing, who: str, whom: str) -> s
     if own.is_end != other.is_end:
         ended, goes_on = (who, whom) if own.is_end else (whom, who)
         position = (own if own.is_end else other).mark.position
-        return f"{ended}'s has ended after {position} samples and {goes_on}'s goes on"
+        return f"{ended}'s ended after {position} samples and {goes_on}'s continues"
     if own.epoch != other.epoch or own.mark.position != other.mark.position:
         return (
             f"{who} has read {own.mark.position} samples of epoch {own.epoch} and {whom} "
             f"{other.mark.position} of epoch {other.epoch}"
         )
     if here & there:
-        return f"{who} reads the samples of {whom} in another order"
+        return f"{who} reads the samples of {whom} in a different order"
     return (
-        f"{who} reads other samples than {whom}: the dataset gives each rank a part of its own, or "
-        "shuffles with random numbers of its own"
+        f"{who} reads different samples than {whom}: the dataset gives each rank its own part, or "
+        "shuffles with its own random numbers"
     )
 
 
 def splits_by(dataset: Any) -> str:
-    """What has split a dataset of a well-known library among ranks; empty where nothing shows."""
+    """Return what split a well-known library's dataset among ranks; "" if nothing is found."""
     if getattr(dataset, "_distributed", None) is not None:  # Hugging Face's
         return "split_dataset_by_node"
     stages = getattr(dataset, "pipeline", None)  # WebDataset's

@@ -1,7 +1,7 @@
-"""OwnIds: the sample ids of one rank's micro-batches, and of nobody else's.
+"""RankSampleIds: the sample ids of one rank's own micro-batches.
 
-Ids are computed for a stretch of steps at a time, because one call for thousands costs little more
-than one for ten. What is computed grows with the rank's own share, not with the global batch.
+Ids are computed for many steps at a time, because a call for thousands of ids costs little more
+than one for ten. The work grows with the rank's own share, not with the global batch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _STRETCH = 8192
 
 
 class RankSampleIds:
-    """Looks ahead along the plan; any micro-batch of the rank can be asked for at any time."""
+    """Computes ids ahead along the plan; any micro-batch of the rank may be asked for."""
 
     def __init__(self, plan: BatchPlan, rank: int, seed: int, *, shuffle: bool) -> None:
         self._plan = plan
@@ -25,11 +25,11 @@ class RankSampleIds:
         own = len(plan.block(rank)) * plan.micro_batch_size
         self._steps_ahead = max(1, _STRETCH // max(own, 1))
         self._ids: dict[tuple[int, int], list[int]] = {}
-        """By a turn's start and stop."""
+        """Ids by a turn's start and stop."""
         self._epoch = -1
 
     def ids(self, micro: MicroBatch) -> list[int]:
-        """The micro-batch's sample ids; a turn without samples gets its batch's first ones."""
+        """Return a micro-batch's sample ids; a turn without samples gets its batch's first ids."""
         if not self._shuffle:
             return list(range(micro.start, self._plan.stop_of(micro)))
         if micro.epoch != self._epoch or (micro.start, micro.stop) not in self._ids:

@@ -1,4 +1,4 @@
-"""The user's own code that reads data, called so that its errors say which sample it was."""
+"""Calls to the user's code that reads data; its errors are annotated with the failing sample."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from drivetrain.core.errors import blame
 
 
 def read(dataset: Any, ids: Sequence[int]) -> list[Any]:
-    """Some samples, all at once where the dataset can do that."""
+    """Return the samples with these ids, in one call if the dataset supports it."""
     name = type(dataset).__name__
     if hasattr(dataset, "__getitems__"):
         try:
@@ -32,7 +32,7 @@ def read(dataset: Any, ids: Sequence[int]) -> list[Any]:
 
 
 def read_one(dataset: Any, index: int) -> Any:
-    """One sample."""
+    """Return one sample."""
     try:
         return dataset[index]
     except Exception as error:
@@ -41,24 +41,24 @@ def read_one(dataset: Any, index: int) -> Any:
 
 
 class ReadDataset(Dataset[Any]):
-    """A dataset, read by `read`."""
+    """A dataset that is read with `read`."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
     def __getitems__(self, ids: list[int]) -> list[Any]:
-        """What torch's loader asks for."""
+        """Return the samples that torch's loader asks for."""
         return read(self._dataset, ids)
 
 
 @dataclass(frozen=True)
 class Collated:
-    """A collate function; a class, because data workers that are not forked must be sent it."""
+    """A collate function. A class, so that it can be pickled for data workers not forked."""
 
     collate: Callable[[list[Any]], Any]
 
     def __call__(self, samples: list[Any]) -> Any:
-        """A batch of samples."""
+        """Return a batch of samples."""
         try:
             return self.collate(samples)
         except Exception as error:
@@ -68,7 +68,7 @@ class Collated:
 
 
 def in_order(stream: Any) -> Iterator[Any]:
-    """The samples of a stream."""
+    """Yield the samples of a stream."""
     count = 0
     try:
         for sample in stream:

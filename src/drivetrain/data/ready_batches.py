@@ -1,4 +1,4 @@
-"""Ready batches: streams that yield whole batches, and how many samples are in one."""
+"""Ready batches: helpers for streams that yield whole batches."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from drivetrain.core.errors import ConfigError, Problem
 
 
 def num_samples_in(batch: Any) -> int:
-    """The size of the first dimension of what is in it; ConfigError where there is none."""
+    """Return the size of the first dimension in a batch; ConfigError if there is none."""
     size = _size(batch)
     if size is None:
         raise ConfigError(
             [
                 Problem(
                     "data.batched",
-                    f"a batch of type {type(batch).__name__} holds nothing whose first dimension "
-                    "counts samples",
+                    f"a batch of type {type(batch).__name__} contains nothing whose first "
+                    "dimension counts samples",
                     "let the stream yield tensors, arrays or lists in dicts, lists or tuples",
                     True,
                 )
@@ -29,7 +29,7 @@ def num_samples_in(batch: Any) -> int:
 
 
 def check_sizes(sizes: list[int], micro_batch_size: int, *, is_first: bool) -> None:
-    """A ready batch is a micro-batch: none may be larger, and not all smaller."""
+    """ConfigError if a ready batch exceeds a micro-batch, or if all of the first are smaller."""
     largest = max(sizes)
     if largest > micro_batch_size or (is_first and largest < micro_batch_size):
         raise ConfigError(
@@ -46,7 +46,7 @@ def check_sizes(sizes: list[int], micro_batch_size: int, *, is_first: bool) -> N
 
 
 def first_sample(batch: Any) -> Any:
-    """One sample out of a batch."""
+    """Return the first sample of a batch."""
     if isinstance(batch, torch.Tensor):
         return batch[0]
     if isinstance(batch, Mapping):
@@ -66,7 +66,7 @@ def _size(batch: Any) -> int | None:
         parts = list(batch.values())
     elif isinstance(batch, list | tuple):
         if not _holds_columns(batch):
-            return len(batch)  # a column of texts or numbers
+            return len(batch)  # a column of strings or numbers
         parts = list(batch)
     else:
         return None

@@ -1,8 +1,8 @@
 """SampledFeed: a dataset with a length, in the order of the user's own sampler.
 
-The sampler is drawn once an epoch, in the rank's own process, and gives the same ids on every rank
-(`samplers.py`); they are cut into steps as any dataset's are. A batch sampler's batches are
-micro-batches: a step takes as many as make up a global batch, and weighs each by its true size.
+The sampler is iterated once per epoch, in the rank's own process, and gives the same ids on every
+rank (`samplers.py`); they are split into steps like any dataset's. A batch sampler's batches are
+micro-batches: a step takes as many as make up a global batch and weights each by its true size.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from drivetrain.parallel.neighbours import Neighbours
 
 
 class Picked(NamedTuple):
-    """What a loader process is asked for: a micro-batch, and the ids in it."""
+    """A request to a loader process: a micro-batch and its ids."""
 
     micro: MicroBatch
     ids: list[Any]
 
 
 class SampledFeed(MapFeed):
-    """`MapFeed`, with ids that are drawn and not computed."""
+    """A `MapFeed` whose ids come from the user's sampler."""
 
     def __init__(
         self,
@@ -42,11 +42,11 @@ class SampledFeed(MapFeed):
         self._sampler = sampler
         self._neighbours = neighbours
         self.first = sampler.check_repeatable(seed)
-        """The first epoch, which all ranks must have drawn alike."""
+        """The first epoch's ids, which must be the same on all ranks."""
         self._drawn: dict[int, Drawn] = {0: self.first}
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the epoch, and a digest of the epoch's ids."""
+        """Return the position in the epoch, and a digest of the epoch's ids."""
         state = super().state_dict()
         drawn = self._drawn.get(state["epoch"])
         is_within = state["samples"] > 0 and drawn is not None
@@ -54,20 +54,20 @@ class SampledFeed(MapFeed):
         return {**state, "drawn": digest, "first_drawn": self.first.digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Begin there; the epoch's ids must be those it was saved with."""
+        """Resume at a saved position; ConfigError if the epoch's ids are not the same."""
         state = dict(state)
         digest, first = state.pop("drawn", None), state.pop("first_drawn", None)
         super().load_state_dict(state)
-        if first != self.first.digest:  # another sampler, which was accepted by name
+        if first != self.first.digest:  # a different sampler, which the user accepted
             return
         if digest is not None and self.drawn(state["epoch"]).digest != digest:
             raise self._sampler.refusal(
-                f"draws other ids in epoch {state['epoch']} than before the run was saved",
+                f"draws different ids in epoch {state['epoch']} than before the run was saved",
                 "resume with the sampler, the weights and the data the run was started with",
             )
 
     def sample_ids(self, step: int) -> list[int]:
-        """By the sampler; none where batches differ in size and a place would mislead."""
+        """Return the sampler's ids; none if batches differ in size, which makes ids ambiguous."""
         turns = [picked for picked in self.picked(step) if picked.micro.num_samples]
         sizes = {len(picked.ids) for picked in turns}
         if self._sampler.yields_batches and sizes != {self.plan.micro_batch_size}:
@@ -75,7 +75,7 @@ class SampledFeed(MapFeed):
         return [number for picked in turns for number in picked.ids]
 
     def steps(self, total_steps: int | None, num_epochs: int | None) -> Iterator[Iterator[Turn]]:
-        """As any dataset's; at each epoch's first step ranks compare what they have drawn."""
+        """Like MapFeed's; at each epoch's first step, ranks compare their ids."""
         told: int | None = None
         for turns in super().steps(total_steps, num_epochs):
             epoch = self.plan.position(self._step - 1).epoch
@@ -85,7 +85,7 @@ class SampledFeed(MapFeed):
             yield turns
 
     def drawn(self, epoch: int) -> Drawn:
-        """An epoch's ids. Loader processes are asked ahead, so two epochs may be in use."""
+        """Return an epoch's ids. Loader processes prefetch, so two epochs may be in use."""
         if epoch not in self._drawn:
             found = self._sampler.draw(self._seed, epoch)
             if self._sampler.yields_batches:
@@ -95,12 +95,12 @@ class SampledFeed(MapFeed):
         return self._drawn[epoch]
 
     def check_size(self) -> None:
-        """ConfigError unless the first epoch's batches are micro-batches."""
+        """ConfigError unless the first epoch's batches have the size of a micro-batch."""
         if self._sampler.yields_batches:
             self._check_size(self.first)
 
     def picked(self, step: int) -> list[Picked]:
-        """This rank's turns in a step, with their ids."""
+        """Return this rank's turns in a step, with their ids."""
         if self._sampler.yields_batches:
             return self._picked_batches(step)
         turns = self.plan.micro_batches(step, self._rank)
@@ -110,7 +110,7 @@ class SampledFeed(MapFeed):
         ]
 
     def _picked_batches(self, step: int) -> list[Picked]:
-        """The plan counts a batch as a full one; here it gets its true size."""
+        """Return the turns with true batch sizes; the plan counts every batch as a full one."""
         plan = self.plan
         _, epoch, position = plan.position(step)
         first = position // plan.micro_batch_size
@@ -141,7 +141,7 @@ class SampledFeed(MapFeed):
         largest, size = self._sampler.largest(drawn), self.plan.micro_batch_size
         if largest != size and (drawn.epoch == 0 or largest > size):
             raise self._sampler.refusal(
-                f"yields batches of up to {largest} ids, each is a micro-batch, and "
+                f"yields batches of up to {largest} ids, each of which is a micro-batch, but "
                 f"micro_batch_size is {size}",
                 f"set micro_batch_size={largest}",
             )
@@ -155,16 +155,16 @@ class SampledFeed(MapFeed):
             raise self.differs(drawn.epoch, self._neighbours.before)
 
     def differs(self, epoch: int, rank: int) -> ConfigError:
-        """Another rank has drawn other ids."""
+        """Return the error for a rank that has drawn different ids."""
         return self._sampler.refusal(
-            f"draws other ids in epoch {epoch} than that of rank {rank}",
-            "let it yield the ids of all ranks, whatever the rank: Drivetrain shares them out; and "
-            "let it draw from torch's, Python's or NumPy's own generators",
+            f"draws different ids in epoch {epoch} than that of rank {rank}",
+            "let it yield the ids of all ranks on every rank, because Drivetrain splits them, and "
+            "let it draw from torch's, Python's or NumPy's global generators",
         )
 
 
 class SampledOrder(PlannedOrder):
-    """Hands the loader a rank's micro-batches with their ids."""
+    """Gives the loader a rank's micro-batches with their ids."""
 
     def __init__(self, feed: SampledFeed, steps: range) -> None:
         super().__init__(feed.plan, 0, steps)
@@ -178,7 +178,7 @@ class SampledOrder(PlannedOrder):
 
 
 class PickedDataset(KeyedDataset):
-    """Reads the ids it is handed, under random streams keyed by (seed, step, index)."""
+    """Reads the requested ids, with random streams keyed by (seed, step, index)."""
 
     def __getitems__(self, asked: Any) -> list[Any]:
         self._seed(asked.micro)

@@ -1,7 +1,8 @@
-"""Samplers of the user's: drawn once for all ranks, under a random stream of (seed, epoch).
+"""The user's samplers, iterated with random streams keyed by (seed, epoch).
 
-What a sampler draws from torch's, Python's or NumPy's own generators is then the same on any number
-of ranks and in a run that resumes. One that draws from elsewhere is found out by drawing twice.
+What a sampler draws from torch's, Python's or NumPy's global generators is then the same on any
+number of ranks and in a resumed run. A sampler that draws from another source is detected by
+iterating it twice.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ class Drawn:
 
 @dataclass(frozen=True)
 class UserSampler:
-    """A sampler, or a batch sampler, whose batches are micro-batches."""
+    """A sampler, or a batch sampler whose batches are micro-batches."""
 
     sampler: Any
     yields_batches: bool
     length: int
-    """Ids, or batches, in an epoch."""
+    """Number of ids, or of batches, in an epoch."""
 
     @staticmethod
     def of(sampler: Any, *, yields_batches: bool) -> UserSampler:
-        """ConfigError where it does not say how long an epoch is."""
+        """Wrap a sampler; ConfigError if it has no length."""
         try:
             length = len(sampler)
         except (TypeError, NotImplementedError):
@@ -50,7 +51,7 @@ class UserSampler:
         return UserSampler(sampler, yields_batches, length)
 
     def draw(self, seed: int, epoch: int) -> Drawn:
-        """An epoch's ids. Leaves the process's random streams as they were."""
+        """Return an epoch's ids. Does not change the process's random streams."""
         with undisturbed():
             inner: Any = getattr(self.sampler, "sampler", None)
             for each in (self.sampler, inner):
@@ -64,32 +65,32 @@ class UserSampler:
                 raise
         if len(items) != self.length:
             what = "batches" if self.yields_batches else "ids"
-            rule = f"yields {len(items)} {what} in epoch {epoch}, and its len() is {self.length}"
-            raise self.refusal(rule, "let len() be what it yields, in every epoch")
+            rule = f"yields {len(items)} {what} in epoch {epoch}, but its len() is {self.length}"
+            raise self.refusal(rule, "make len() equal what it yields, in every epoch")
         num_ids = sum(map(len, items)) if self.yields_batches else len(items)
         return Drawn(epoch, items, _digest(items), num_ids)
 
     def check_repeatable(self, seed: int) -> Drawn:
-        """The first epoch; ConfigError where a second drawing of it differs."""
+        """Return the first epoch's ids; ConfigError if drawing them again gives different ids."""
         first, again = self.draw(seed, 0), self.draw(seed, 0)
         if first.digest != again.digest:
             rule = (
                 "draws random numbers that do not follow the run's seed: drawn twice, an epoch has "
-                "other ids, and no rank or resumed run could know them"
+                "different ids, so other ranks and a resumed run cannot reproduce them"
             )
             remedy = (
-                "leave out its generator=, or draw from torch's, Python's or NumPy's own "
+                "leave out its generator=, or draw from torch's, Python's or NumPy's global "
                 "generators, or from one that is seeded in __iter__ by set_epoch(epoch)"
             )
             raise self.refusal(rule, remedy)
         return first
 
     def refusal(self, rule: str, remedy: str) -> ConfigError:
-        """What is wrong with it."""
+        """Return an error about this sampler."""
         return ConfigError([Problem("DataLoader sampler", rule, remedy, _name(self.sampler))])
 
     def largest(self, drawn: Drawn) -> int:
-        """The size of the largest batch of an epoch."""
+        """Return the size of the largest batch in an epoch."""
         return max(map(len, drawn.items))
 
     def _plain(self, item: Any) -> Any:
@@ -97,7 +98,7 @@ class UserSampler:
 
 
 def _id(item: Any) -> Any:
-    """A tensor of one number is a number; anything else is what the dataset is asked for."""
+    """Convert a one-element tensor to a number; pass any other id to the dataset unchanged."""
     return int(item) if hasattr(item, "__index__") else item
 
 

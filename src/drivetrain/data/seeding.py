@@ -1,4 +1,4 @@
-"""Setting the random streams of this process from a key."""
+"""Seeding this process's random generators."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from drivetrain.parallel.accelerator import accelerator_of
 
 
 def seed_model(seed: int, device: torch.device) -> None:
-    """Torch's streams on the CPU and on the rank's device: dropout and the like."""
+    """Seed torch's generators on the CPU and the rank's device, which dropout etc. use."""
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":
         accelerator_of(device).seed(seed)
 
 
 def seed_data(seed: int) -> None:
-    """Torch's, Python's and numpy's streams: whatever a dataset's augmentation may draw from."""
+    """Seed torch's, Python's and NumPy's generators, which a dataset's augmentation may use."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     if "numpy" in sys.modules:
@@ -29,7 +29,7 @@ def seed_data(seed: int) -> None:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Whatever is drawn inside, the streams go on afterwards as if nothing had been."""
+    """Restore the state of the random generators at the end of the block."""
     numpy = sys.modules.get("numpy")
     python, torchs = random.getstate(), torch.get_rng_state()
     numpys = None if numpy is None else numpy.random.get_state()

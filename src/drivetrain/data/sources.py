@@ -1,4 +1,4 @@
-"""What a user passes to fit(): a dataset, a DataLoader or a stream, taken apart once."""
+"""Source: the dataset, DataLoader or stream that a user passes to fit(), in one form."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LOOKED_AT = 64
 
 @dataclass(frozen=True)
 class Source:
-    """Where samples come from, and how they are put together."""
+    """Where samples come from, and how they are loaded and collated."""
 
     dataset: Any
     length: int | None
@@ -44,42 +44,42 @@ class Source:
     num_workers: int = 0
     prefetch_factor: int = 2
     pin_memory: bool | None = None
-    """None: where the device is not the CPU."""
+    """None: pin memory if the device is not the CPU."""
     worker_init_fn: Callable[[int], None] | None = None
     multiprocessing_context: Any = None
     is_batched: bool = False
-    """A stream of ready batches, each a micro-batch."""
+    """Whether this is a stream of ready batches, each a micro-batch."""
     sampler: UserSampler | None = None
-    """The user's own, in place of `shuffle`."""
+    """The user's own sampler, in place of `shuffle`."""
 
     def epoch_length(self, micro_batch_size: int) -> int | None:
-        """Samples in an epoch, a batch of a batch sampler counted as a full one."""
+        """Return the samples in an epoch, counting each batch of a batch sampler as full."""
         if self.sampler is None:
             return self.length
         return self.sampler.length * (micro_batch_size if self.sampler.yields_batches else 1)
 
     def settled(self, *, can_pin: bool) -> Source:
-        """With pin_memory decided where the config left it open."""
+        """Return a copy with pin_memory decided, if the config left it open."""
         return self if self.pin_memory is not None else replace(self, pin_memory=can_pin)
 
     def first(self, count: int) -> list[Any]:
-        """Samples to look at; fewer where there are no more."""
+        """Return up to `count` samples for inspection."""
         if self.length is None:
             return list(islice(iter(self.dataset), count))
         return [self.dataset[index] for index in range(min(count, self.length))]
 
     def batch_of_largest(self, size: int) -> Any:
-        """`size` samples, collated, for one who only wants to look.
+        """Return a collated batch of `size` samples for planning.
 
-        All are the largest of the first few: batches of any size are then of one shape, and what
-        is planned for it has room for the others.
+        It repeats the largest of the first few samples, so that batches of any size have one shape,
+        and a plan made for it also fits smaller samples.
         """
         if self.is_batched:
             return default_collate([first_sample(self.collate(self._largest))] * size)
         return self.collate([self._largest] * size)
 
     def first_batch(self, size: int) -> Any:
-        """A micro-batch to look at."""
+        """Return a micro-batch for inspection."""
         return self.collate(self.first(1)[0] if self.is_batched else self.first(size))
 
     @cached_property
@@ -88,17 +88,17 @@ class Source:
 
     @property
     def draws_nothing(self) -> bool:
-        """Whether reading is known not to use random numbers, so that none need be seeded."""
+        """True if reading is known to use no random numbers, so no seeding is needed."""
         return self.collate is default_collate and _is_in_memory(self.dataset)
 
     @property
     def loader_options(self) -> dict[str, Any]:
-        """The options of torch's DataLoader that do not decide which samples are read."""
+        """The options for torch's DataLoader that do not affect which samples are read."""
         options: dict[str, Any] = {
             "num_workers": self.num_workers,
             "pin_memory": bool(self.pin_memory),
         }
-        # of its own: a loader draws from it when it is made, and a resumed run makes one more
+        # its own generator: a loader draws from it when created, and a resumed run creates one more
         options["generator"] = torch.Generator()
         if self.num_workers:
             options["prefetch_factor"] = self.prefetch_factor
@@ -108,7 +108,10 @@ class Source:
 
 
 def source_from(data: Any, config: Data, name: str = "data") -> Source:
-    """Read the user's object. A DataLoader brings its own collate, workers and shuffling."""
+    """Convert the user's data to a Source. A DataLoader keeps its collate, workers and shuffling.
+
+    ConfigError if it is not something to train on.
+    """
     pin_memory = None if config.pin_memory == "auto" else config.pin_memory
     if is_ray_dataset(data):
         data = RayRows(data)
@@ -136,7 +139,7 @@ def source_from(data: Any, config: Data, name: str = "data") -> Source:
             [
                 Problem(
                     name,
-                    "neither a dataset nor something to iterate over",
+                    "neither a dataset nor an iterable",
                     "pass a Dataset, a DataLoader or an iterable",
                     type(data).__name__,
                 )
@@ -157,7 +160,7 @@ def source_from(data: Any, config: Data, name: str = "data") -> Source:
 
 
 def _refuse_several(data: Any, name: str) -> None:
-    """Several sets where one belongs; samples may well lie in a list or under numbers."""
+    """Refuse several datasets in one; samples in a list or under integer keys are allowed."""
     inside: list[Any] = []
     if isinstance(data, Mapping):
         inside = list(data.values())
@@ -165,7 +168,7 @@ def _refuse_several(data: Any, name: str) -> None:
         inside = list(data[:1])
     is_several = bool(inside) and isinstance(inside[0], (Dataset, DataLoader))
     if is_several or (isinstance(data, Mapping) and any(isinstance(key, str) for key in data)):
-        rule = "holds several sets of data, where one belongs"
+        rule = "contains several datasets, but one is expected"
         remedy = (
             "join them (torch.utils.data.ConcatDataset), or pick one; to evaluate on several, pass "
             'fit(train, {"news": news, "web": web})'
@@ -174,9 +177,9 @@ def _refuse_several(data: Any, name: str) -> None:
 
 
 def _yields_batches(loader: DataLoader[Any], config: Data) -> bool:
-    """Whether a stream's loader hands on ready batches."""
+    """True if a stream's loader passes on ready batches."""
     if loader.batch_size is not None and config.batched is True:
-        rule = "would put ready batches together (data.batched)"
+        rule = "would collate ready batches again (data.batched)"
         raise ConfigError(
             [Problem("DataLoader batch_size", rule, "use batch_size=None", loader.batch_size)]
         )
@@ -184,7 +187,7 @@ def _yields_batches(loader: DataLoader[Any], config: Data) -> bool:
 
 
 def _collate(loader: DataLoader[Any], *, is_batched: bool) -> Collate:
-    """The loader's; without one of the user's own, the one that fits."""
+    """Return the user's collate function, or the default for the kind of data."""
     own: Collate | None = loader.collate_fn
     if own not in (None, default_collate, default_convert):
         return own
@@ -192,10 +195,10 @@ def _collate(loader: DataLoader[Any], *, is_batched: bool) -> Collate:
 
 
 def _is_batched_stream(data: Any, config: Data, name: str) -> bool:
-    """Whether a stream yields ready batches; WebDataset's loaders may yield either."""
+    """True if a stream yields ready batches; ConfigError for WebDataset's loaders (either way)."""
     stages = getattr(data, "pipeline", None)
     if config.batched == "auto" and isinstance(stages, list) and isinstance(stages[0], DataLoader):
-        rule = "may yield samples or ready batches, and which it is cannot be told"
+        rule = "may yield either samples or ready batches"
         remedy = "pass the dataset itself, or set data.batched to true or false"
         raise ConfigError([Problem(name, rule, remedy, type(data).__name__)])
     return config.batched is True
@@ -212,24 +215,24 @@ def _num_elements(sample: Any) -> int:
 
 
 def is_stream(data: Any) -> bool:
-    """Whether samples can only be read in order."""
+    """True if samples can only be read in order."""
     return isinstance(data, IterableDataset) or (
         isinstance(data, Iterable) and not hasattr(data, "__getitem__")
     )
 
 
 def _is_in_memory(dataset: Any) -> bool:
-    """Torch's own containers of tensors: their reading is indexing and nothing else."""
+    """True for torch's own containers of tensors, whose reading is only indexing."""
     if type(dataset) is Subset:
         return _is_in_memory(dataset.dataset)
     return type(dataset) in (TensorDataset, list)
 
 
 def refuse_one_pass(data: Any, name: str) -> None:
-    """A generator is empty from its second reading on. An IterableDataset may begin anew."""
+    """Refuse a generator, which is empty when read again. An IterableDataset may start over."""
     if isinstance(data, Iterator) and not isinstance(data, IterableDataset):
-        rule = "can be read once only, and every evaluation reads it from the beginning"
-        remedy = "pass a dataset, a DataLoader, or an object whose __iter__ begins anew"
+        rule = "can be read only once, but every evaluation reads it from the start"
+        remedy = "pass a dataset, a DataLoader, or an object whose __iter__ starts over"
         raise ConfigError([Problem(name, rule, remedy, type(data).__name__)])
 
 
@@ -245,12 +248,12 @@ def _length(dataset: Any, name: str) -> int | None:
 
 
 def _order_of(loader: DataLoader[Any]) -> bool | UserSampler:
-    """Whether a loader shuffles, each sample once; or a sampler that does something else."""
+    """Return whether a loader shuffles each sample once, or a sampler that does otherwise."""
     sampler: Any = loader.sampler
     if isinstance(loader.dataset, IterableDataset):
         return False
     if loader.batch_sampler is None:
-        rule = "asks the dataset for one thing at a time, which reaches the model as it is"
+        rule = "takes one item at a time from the dataset and passes it on unbatched"
         remedy = "leave it out; for ready batches pass a stream of them"
         raise ConfigError([Problem("DataLoader batch_size", rule, remedy, None)])
     if loader.batch_size is None:
@@ -265,7 +268,7 @@ def _order_of(loader: DataLoader[Any]) -> bool | UserSampler:
 
 
 def _is_stock(sampler: Any, kind: type) -> bool:
-    """Torch's own, or torchdata's of the same name; a user's may do anything."""
+    """True for torch's own sampler, or torchdata's of the same name; not for subclasses."""
     has_its_name = type(sampler).__name__ == kind.__name__
     return has_its_name and type(sampler).__module__.startswith(("torch.", "torchdata."))
 

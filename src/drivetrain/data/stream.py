@@ -1,13 +1,14 @@
 """StreamFeed: samples that can only be read in order.
 
-`same_stream`: every rank reads the whole stream, cuts it into global batches and keeps its own
-micro-batches, so the numbers are those of one process. With shards (`own_shard`: the dataset's
-`shard()`; `already_sharded`: the dataset has seen to it) a rank reads only its own part; ranks
-agree on each step's true size, and one whose part has ended keeps step, with weight zero, until
-all have ended.
+`same_stream`: every rank reads the whole stream, splits it into global batches and keeps its own
+micro-batches, so results equal those of one process. With shards (`own_shard`: from the dataset's
+`shard()`; `already_sharded`: the dataset itself is sharded), a rank reads only its own part. Ranks
+agree on each step's true size, and a rank whose part has ended continues with weight zero until all
+parts have ended.
 
-What is read is followed by a chain of digests (`digest.py`). Ranks compare it at every step
-(`rank_check.py`), loader processes with each other, and a run that resumes with what was saved.
+A chain of digests (`digest.py`) records what is read. Ranks compare it at every step
+(`rank_check.py`), loader processes compare theirs, and a resumed run compares it with what was
+saved.
 """
 
 from __future__ import annotations
@@ -51,23 +52,23 @@ class StreamFeed:
         self._check = check
         self._epoch_now, self._step, self._epoch_began_at = 0, 0, 0
         self._used = 0
-        """Samples of the epoch that came before `_epoch_began_at`, in batches of another size."""
+        """Samples of the epoch before `_epoch_began_at`, in batches of another size."""
         self._mark = Mark()
         """What the steps so far have used of the epoch."""
         self._saved_mark: Mark | None = None
-        """Of the checkpoint, until the stream has been read up to there."""
+        """The checkpoint's mark, until the stream has been read up to it."""
         self._is_over = False
         self._total_steps: int | None = None
         self._reading: _Reading | None = None
         self._own: dict[str, Any] | None = None
         self._has_new_size = False
         self.accepts_other_data = False
-        """Whether a stream that is read again may differ from what was read before."""
+        """Whether a stream that is read again may differ from before."""
 
     # Saving
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the epoch; after a short batch it is over, and the next has begun."""
+        """Return the position in the epoch; after a short batch, the start of the next epoch."""
         if self._check is not None:
             self._check.settle()
         mark = Mark() if self._is_over else self._mark
@@ -84,9 +85,9 @@ class StreamFeed:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let steps() resume there."""
+        """Make steps() resume at a saved position."""
         self._refuse_other_shards(state)
-        # another seed was accepted by name: what is drawn from it differs
+        # the user accepted a different seed: what is drawn from it differs
         self.accepts_other_data |= state.get("seed", self._seed) != self._seed
         self._step, self._epoch_now = state["step"], state["epoch"]
         self._epoch_began_at, self._used = state["epoch_began_at"], state.get("used", 0)
@@ -98,10 +99,10 @@ class StreamFeed:
 
     @property
     def own_state(self) -> dict[str, Any]:
-        """What only this rank knows: its chain, and the dataset's own account of where it stands.
+        """What only this rank knows: its chain, and the dataset's own `state_dict`.
 
-        A `state_dict` may be incomplete (a shuffle buffer's contents are rarely in it), so the next
-        batch is read ahead and its digest kept: whoever resumes sees whether the state leads there.
+        A `state_dict` may be incomplete (it rarely contains a shuffle buffer), so the next batch is
+        read ahead and its digest saved: a resumed run can then check that the state leads to it.
         """
         dataset, state, whole = self._source.dataset, None, 0
         if self._can_have_state and self._reading is not None and not self._is_over:
@@ -118,7 +119,7 @@ class StreamFeed:
 
     @property
     def _can_have_state(self) -> bool:
-        """Not where loader processes read ahead, nor of a shard that is made from the dataset."""
+        """False if loader processes prefetch, or for a shard that is created from the dataset."""
         is_read_itself = self._shards is None or self._shards.are_given
         has_state = hasattr(self._source.dataset, "load_state_dict")
         return is_read_itself and not self._source.num_workers and has_state
@@ -149,13 +150,13 @@ class StreamFeed:
             raise ConfigError([Problem("data.num_workers", rule, remedy, num_workers)])
 
     def _go_on_with_another_size(self, before: int) -> None:
-        """Count on in samples: batches of the new size begin where the last of the old ended."""
+        """Keep counting in samples: batches of the new size start where the old ones ended."""
         if self._shards or self._source.is_batched:
             raise ConfigError(
                 [
                     Problem(
                         "global_batch_size",
-                        f"was {before}; where shards, or ready batches, of a stream stand is "
+                        f"was {before}; the position in a stream's shards or ready batches is "
                         "counted in batches",
                         "keep it, or use data.iterable_sharding=same_stream from the start",
                         self.plan.global_batch_size,
@@ -173,8 +174,8 @@ class StreamFeed:
     # Reading
 
     def steps(self, total_steps: int | None, num_epochs: int | None) -> Iterator[Iterator[Turn]]:
-        """Epoch after epoch, until the steps or the epochs are through."""
-        # without a number of steps the epochs end the run; with one, epochs go on as needed
+        """Yield the turns of each step, over all epochs, until the steps or the epochs end."""
+        # without a number of steps, the epochs end the run; with one, epochs repeat as needed
         limit = num_epochs if total_steps is None else None
         self._total_steps = total_steps
         for epoch in itertools.count(self._epoch_now):
@@ -201,7 +202,7 @@ class StreamFeed:
         if self._check is not None:
             self._check.begin_epoch()
         last: list[Turn] = []
-        while self._step != self._total_steps:  # asked first: what is read ahead would be lost
+        while self._step != self._total_steps:  # checked first: what is read ahead would be lost
             turns = reading.next_step()
             self._mark = reading.mark
             if self._check is not None:
@@ -219,7 +220,7 @@ class StreamFeed:
         self._reading = None
 
     def _open(self) -> _Reading:
-        """From where the run stands: by the dataset's own state, or by reading up to it."""
+        """Open the stream at the run's position, by the dataset's state or by rereading."""
         own, self._own = self._own, None
         saved, self._saved_mark = self._saved_mark, None
         if self.accepts_other_data:
@@ -229,7 +230,7 @@ class StreamFeed:
             if reading is not None:
                 return reading
         done = self._step - self._epoch_began_at
-        if self._shards:  # which loader process has made which batch, only the loader knows
+        if self._shards:  # only the loader knows which loader process made which batch
             reading = self._read_from(self._epoch_began_at, 0, Mark())
             for _ in range(done):
                 reading.next_step()
@@ -241,7 +242,7 @@ class StreamFeed:
         return reading
 
     def _by_state(self, own: dict[str, Any], mark: Mark) -> _Reading | None:
-        """None where the state does not lead to the batch that came next when it was taken."""
+        """Open by the dataset's state; None if it does not lead to the batch that came next."""
         dataset = self._source.dataset
         beginning = copy.deepcopy(dataset.state_dict())
         dataset.load_state_dict(own["dataset"])
@@ -249,8 +250,9 @@ class StreamFeed:
         if reading.look_ahead() == own["next"]:
             return reading
         warnings.warn(
-            f"the state_dict of {type(dataset).__name__} does not lead back to where the run was "
-            "saved (a shuffle buffer loses its contents): the stream is read again up to there",
+            f"the state_dict of {type(dataset).__name__} does not restore the position at which "
+            "the run was saved (a shuffle buffer loses its contents): the stream is read again up "
+            "to there",
             stacklevel=2,
         )
         dataset.load_state_dict(beginning)
@@ -259,9 +261,9 @@ class StreamFeed:
     def _read_from(
         self, began: int, skipped: int, mark: Mark | None, *, is_there: bool = False
     ) -> _Reading:
-        """Hand out what comes after `skipped` steps, which must lead to `mark`.
+        """Read what comes after `skipped` steps, which must lead to `mark`.
 
-        `is_there`: the dataset stands at the mark already.
+        `is_there`: the dataset is already at the mark.
         """
         used, begins_at = (0, mark or Mark()) if is_there else (self._used, Mark())
         place = Place(self._epoch_now, began, used, skipped, begins_at)
@@ -275,7 +277,7 @@ class StreamFeed:
         return _Reading(reader, self._source, self.plan, mark)
 
     def _agreed(self, turns: list[Turn], last: list[Turn], shards: Shards) -> list[Turn]:
-        """The turns of a step whose size only the ranks together know; none after all ended."""
+        """Agree on a sharded step's size over all ranks; no turns if all parts have ended."""
         total = shards.sum_over_ranks(sum(micro.num_samples for micro, _ in turns))
         if total == 0:
             return []
@@ -300,17 +302,17 @@ class StreamFeed:
 
 
 class _Reading:
-    """An epoch from some place on: step by step, each batch checked to follow the one before."""
+    """Reads an epoch from a position, step by step; checks that each batch follows the last."""
 
     def __init__(
         self, reader: WholeReader, source: Source, plan: BatchPlan, mark: Mark | None
     ) -> None:
-        """`mark` is where the first batch must begin; None: wherever it does."""
+        """Start reading. `mark` is where the first batch must start; None: anywhere."""
         loader: DataLoader[Any] = DataLoader(
             reader, batch_size=None, collate_fn=_as_is, **source.loader_options
         )
         self.mark = mark or Mark()
-        """What the steps handed out so far have used."""
+        """What the steps returned so far have used."""
         self.last = Read(self.mark, self.mark)
         self._reader = reader
         self._dataset = source.dataset
@@ -318,17 +320,17 @@ class _Reading:
         self._pieces: Iterator[Piece | ConfigError] = iter(loader)
         self._start = mark
         self._seen: dict[int | None, Read] = {}
-        """The latest, by loader process where each reads a part of its own."""
+        """The latest read, by loader process if each reads its own part."""
         self._ahead: list[Piece] | Exception | None = None
 
     @property
     def is_short(self) -> bool:
-        """Whether the last step has ended the epoch."""
+        """True if the last step ended the epoch."""
         before, after = self.last.before, self.last.after
         return after.position - before.position < self._reader.num_items
 
     def next_step(self) -> list[Turn]:
-        """A step's turns; none at the end."""
+        """Return a step's turns; none at the end."""
         ahead, self._ahead = self._ahead, None
         if isinstance(ahead, Exception):
             raise ahead
@@ -340,7 +342,7 @@ class _Reading:
         return [(piece.micro, piece.batch) for piece in pieces]
 
     def look_ahead(self) -> int:
-        """A digest of the next step's first batch, which is kept until it is asked for."""
+        """Read the next step ahead, keep it, and return a digest of its first batch."""
         if self._ahead is None:
             self._reader.hashes_next = True
             try:
@@ -363,7 +365,7 @@ class _Reading:
             self.mark = Mark(position, chained(self.mark.chain, read.after.chain))
 
     def _take(self) -> list[Piece]:
-        """As many pieces as a step has. The end is a piece as well, of every loader process."""
+        """Return a step's pieces. The end of the stream is a piece too, from each process."""
         pieces: list[Piece] = []
         for piece in self._pieces:
             if isinstance(piece, ConfigError):
@@ -376,7 +378,7 @@ class _Reading:
         return pieces
 
     def _check(self, read: Read) -> None:
-        """Loader processes that read different streams do not fit together."""
+        """ConfigError if loader processes read different streams."""
         before = self._seen.get(read.worker)
         self._seen[read.worker] = read
         if before is None:
@@ -385,22 +387,21 @@ class _Reading:
         elif read.before != before.after and read != before:
             rule = "its loader processes read different samples, or in a different order"
             remedy = (
-                "seed its shuffling alike in every process (set_epoch(epoch), or torch's, Python's "
-                "and NumPy's own generators, which follow the run's seed), or use "
+                "seed its shuffling the same way in every process (set_epoch(epoch), or torch's, "
+                "Python's and NumPy's global generators, which follow the run's seed), or use "
                 "data.num_workers=0"
             )
             raise ConfigError([Problem("data", rule, remedy, type(self._dataset).__name__)])
 
 
 def check_replay(dataset: Any, saved: Mark, found: Mark) -> None:
-    """ConfigError unless a stream that is read again gives what it gave before."""
+    """ConfigError unless a stream that is read again repeats what it gave before."""
     if found == saved:
         return
-    rule = "does not give again what it gave before the run was saved"
+    rule = "does not repeat the samples that it gave before the run was saved"
     if found.position != saved.position:
         rule = (
-            f"has {found.position} samples where the run had used {saved.position} before it was "
-            "saved"
+            f"has {found.position} samples, but the run had used {saved.position} when it was saved"
         )
     remedy = (
         f"resume with the same data, or add --accept-change data.content; {remedy_for(dataset)}"

@@ -1,7 +1,8 @@
-"""Readers of a stream: they run in the rank's process, or in its loader processes.
+"""Readers of a stream, which run in the rank's process or in its loader processes.
 
-`WholeReader` reads everything and keeps this rank's micro-batches; `ShardReader` reads what is this
-rank's alone. Each batch comes with what was read for it (`digest.Read`); so does the end.
+`WholeReader` reads everything and keeps this rank's micro-batches; `ShardReader` reads only this
+rank's part. Each batch, and the end of the stream, comes with a record of what was read for it
+(`digest.Read`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from drivetrain.data.worker_split import WatchedWorkers, hide_workers
 
 
 class Piece(NamedTuple):
-    """What a reader hands out: a micro-batch, or the stream's end."""
+    """What a reader yields: a micro-batch, or the stream's end."""
 
     micro: MicroBatch
     batch: Any
@@ -33,21 +34,21 @@ class Piece(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a reader begins."""
+    """Where a reader starts."""
 
     epoch: int
     began: int
-    """The step at which the epoch, or its batches of this size, began."""
+    """The step at which the epoch, or its batches of this size, started."""
     used: int
     """Samples of the epoch before that."""
     skipped: int
-    """Steps that are read and dropped: they are done."""
+    """Completed steps, which are read and dropped."""
     mark: Mark
-    """Where the dataset stands when reading begins."""
+    """Position of the dataset when reading starts."""
 
 
 class WholeReader(IterableDataset[Piece | ConfigError]):
-    """Reads everything, keeps this rank's micro-batches."""
+    """Reads everything and keeps this rank's micro-batches."""
 
     def __init__(self, source: Source, plan: BatchPlan, rank: int, seed: int, place: Place) -> None:
         self._source = source
@@ -57,24 +58,24 @@ class WholeReader(IterableDataset[Piece | ConfigError]):
         self._place = place
         self._collate = Collated(source.collate)
         self.hashes_next = False
-        """Whether all samples of the next batch go into its digest."""
+        """Whether every sample of the next batch is hashed."""
 
     @property
     def num_items(self) -> int:
-        """Of the stream, that are read at a time."""
+        """Number of the stream's items that are read at a time."""
         plan = self._plan
         return plan.num_micro_batches if self._source.is_batched else plan.global_batch_size
 
     def __iter__(self) -> Iterator[Piece | ConfigError]:
         try:
             yield from self._pieces()
-        except ConfigError as error:  # torch would hand it on from a loader process as another
+        except ConfigError as error:  # from a loader process, torch would raise another type
             yield error
 
     def _pieces(self) -> Iterator[Piece]:
-        # The stream must not split itself among workers: each reads all of it.
+        # The stream must not split itself among workers: each worker reads all of it.
         worker, num_workers = hide_workers()
-        # The loader takes from its workers in turn: worker w makes every num_workers-th turn.
+        # The loader takes from its workers round-robin: a worker makes every num_workers-th turn.
         turn = 0
         for step, chunk, digest in self._chunks():
             read = digest.take()
@@ -88,7 +89,7 @@ class WholeReader(IterableDataset[Piece | ConfigError]):
         return in_order(self._source.dataset)
 
     def _chunks(self) -> Iterator[tuple[int, list[Any], ReadDigest]]:
-        """`num_items` at a time, read under random streams keyed by the step; the last is empty."""
+        """Yield `num_items` at a time, with random streams keyed by step; the last is empty."""
         place, dataset = self._place, self._source.dataset
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(place.epoch)
@@ -113,7 +114,7 @@ class WholeReader(IterableDataset[Piece | ConfigError]):
                 return
 
     def _cut(self, step: int, chunk: list[Any]) -> list[tuple[MicroBatch, Any]]:
-        """This rank's turns; one without samples where nothing is left."""
+        """Return this rank's turns; turns without samples if nothing is left."""
         plan, epoch = self._plan, self._place.epoch
         if not chunk:
             return [(MicroBatch(step, -1, 0, 0, 0, epoch), None)] * plan.accumulation
@@ -144,7 +145,7 @@ class WholeReader(IterableDataset[Piece | ConfigError]):
 
 
 class ShardReader(WholeReader):
-    """Reads this rank's part only; the step's true size is agreed on later."""
+    """Reads only this rank's part; ranks agree on the step's true size later."""
 
     def __init__(
         self,
@@ -160,7 +161,7 @@ class ShardReader(WholeReader):
 
     @property
     def num_items(self) -> int:
-        """A micro-batch at a time."""
+        """Number of items in a micro-batch, which are read at a time."""
         return 1 if self._source.is_batched else self._plan.micro_batch_size
 
     def _pieces(self) -> Iterator[Piece]:

@@ -1,4 +1,4 @@
-"""Shards of a stream: parts that ranks read alone, given by the dataset or asked of it."""
+"""Shards of a stream: parts that only one rank reads, made by the dataset or with `shard()`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from drivetrain.data.rank_check import splits_by
 
 
 def part_of(dataset: Any, sharding: str, num_shards: int, index: int) -> Any:
-    """What a rank reads."""
+    """Return the part of a dataset that a rank reads."""
     if sharding == "already_sharded":
         return dataset
     return dataset.shard(num_shards=num_shards, index=index)
@@ -19,28 +19,28 @@ def part_of(dataset: Any, sharding: str, num_shards: int, index: int) -> Any:
 
 @dataclass(frozen=True)
 class Shards:
-    """How the parts of a stream come to the ranks."""
+    """How a stream is sharded over ranks."""
 
     name: str
-    """own_shard: by the dataset's shard(); already_sharded: it yields each rank its own."""
+    """own_shard: by the dataset's shard(). already_sharded: it yields each rank its own part."""
     sum_over_ranks: Callable[[int], int]
-    """Only the ranks together know a step's size."""
+    """Sums a number over ranks; a step's size is known only that way."""
 
     @property
     def are_given(self) -> bool:
-        """Whether the dataset itself is read."""
+        """True if the dataset itself is already sharded."""
         return self.name == "already_sharded"
 
     def part(self, dataset: Any, num_shards: int, index: int) -> Any:
-        """What a rank reads."""
+        """Return the part of a dataset that a rank reads."""
         return part_of(dataset, self.name, num_shards, index)
 
 
 def reads_shards(dataset: Any, sharding: str) -> bool:
-    """Whether each rank reads a part of its own.
+    """True if each rank reads its own part.
 
-    A stream without `shard()` has no parts: a rank would read all of it to skip the others', which
-    is what same_stream does, with the numbers of one process.
+    A stream without `shard()` has no parts: a rank would have to read all of it and skip the other
+    ranks' samples. same_stream does exactly that, with the results of one process.
     """
     if sharding == "own_shard" and splits_by(dataset):
         rule = (

@@ -1,7 +1,7 @@
-"""Loader processes of a shard: does the dataset split itself among them, or must it be done here?
+"""Detects whether a dataset splits its shard among loader processes; if not, it is split here.
 
-A dataset that asks torch how many loader processes there are (`get_worker_info().num_workers`)
-splits itself, as torch's documentation has it; Hugging Face's and WebDataset's do. Others yield
+A dataset that asks torch for the number of loader processes (`get_worker_info().num_workers`)
+splits itself, as torch's documentation describes; Hugging Face's and WebDataset's do. Others yield
 everything in every process.
 """
 
@@ -17,14 +17,14 @@ from drivetrain.core.errors import ConfigError, Problem
 
 
 def hide_workers() -> tuple[int, int]:
-    """This loader process's number and how many there are; the dataset no longer learns of it."""
+    """Return this loader process's id and their number, and hide both from the dataset."""
     worker = get_worker_info()
     worker_module._worker_info = None  # noqa: SLF001 - torch has no other way
     return (worker.id, worker.num_workers) if worker else (0, 1)
 
 
 class WatchedWorkers:
-    """Lets the dataset see the loader processes, and notes what it asks."""
+    """Shows the dataset the loader processes and records what it asks for."""
 
     def __init__(self) -> None:
         worker: Any = get_worker_info()
@@ -35,7 +35,7 @@ class WatchedWorkers:
             worker_module._worker_info = _watched(worker, self._asked)  # noqa: SLF001 - as above
 
     def splits_itself(self) -> bool:
-        """Whether it does; to be asked once the first samples were read."""
+        """True if the dataset splits itself; call after the first samples have been read."""
         if self.num_workers == 1 or "num_workers" in self._asked:
             return self.num_workers > 1
         if self._asked:
@@ -44,8 +44,8 @@ class WatchedWorkers:
                     Problem(
                         "data.num_workers",
                         "the stream asks for the loader process's "
-                        f"{' and '.join(sorted(self._asked))} and not how many there are, so it "
-                        "cannot be told whether each process reads a part of its own",
+                        f"{' and '.join(sorted(self._asked))} but not how many there are, so it "
+                        "is unknown whether each process reads its own part",
                         "split it by get_worker_info().id and .num_workers, or use 0",
                         self.num_workers,
                     )

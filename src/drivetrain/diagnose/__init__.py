@@ -1,1 +1,1 @@
-"""From a run's directory to findings: what went wrong or is slow, who, where, and what to do."""
+"""Turn a run directory into findings: what failed or is slow, on which rank, and what to do."""

@@ -1,8 +1,8 @@
-"""Collectives: what each rank has asked of the others, from torch's flight recorders.
+"""Collectives: which ones each rank has called, from torch's flight recorders.
 
 Every rank numbers the collectives of a group as it calls them. Ranks that run the same program call
-the same ones in the same order: where they do not, the numbers tell who was the first to differ,
-and where they do, who has not come so far.
+the same ones in the same order. If they do not, the numbers show which rank differed first; if they
+do, the numbers show which rank is behind.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Call:
 
     @property
     def signature(self) -> _Signature:
-        """What must be the same on every rank."""
+        """What must match on every rank."""
         return self.op, () if self.op in _ROOTED or "gather" in self.op else self.sizes
 
     @property
     def user_frame(self) -> Frame | None:
-        """Where the user's own code called it."""
+        """The innermost call in the user's code that led to it."""
         return innermost_users(self.frames)
 
     def __str__(self) -> str:
@@ -46,13 +46,13 @@ class Call:
 
     @property
     def with_line(self) -> str:
-        """And where it was called."""
+        """The call and the line it was made from."""
         return f"{self} at {self.user_frame}" if self.user_frame else str(self)
 
 
 @dataclass(frozen=True)
 class Calls:
-    """One rank's latest collectives, in the order it called them."""
+    """One rank's most recent collectives, in call order."""
 
     calls: tuple[Call, ...]
     groups: Mapping[str, tuple[int, ...]]
@@ -63,12 +63,12 @@ class Calls:
 
     @property
     def pending(self) -> Call | None:
-        """The first it still waits for."""
+        """The first call that has not completed."""
         return next((call for call in self.calls if not call.is_done), None)
 
     @property
     def latest(self) -> Call | None:
-        """The same; of a rank whose last call has failed, that one."""
+        """The pending call, or else the last one: after a failed call none is pending."""
         return self.pending or next(reversed(self.calls), None)
 
 
@@ -81,11 +81,11 @@ class CallDifference:
     calls: Mapping[int, Call]
     """By rank."""
     odd: tuple[int, ...]
-    """The ranks that seem to have left the common order."""
+    """The ranks that appear to have deviated."""
 
 
 def parse_calls(document: Mapping[str, Any]) -> Calls:
-    """From what a rank has written (supervise/failures/dump_responder.py)."""
+    """Parse what a rank has written (supervise/failures/dump_responder.py)."""
     sites = [tuple(Frame(*frame) for frame in frames) for frames in document["sites"]]
     calls = tuple(
         Call(
@@ -102,7 +102,7 @@ def parse_calls(document: Mapping[str, Any]) -> Calls:
 
 
 def first_difference(by_rank: Mapping[int, Calls]) -> CallDifference | None:
-    """Where ranks of one group have called different collectives under one number."""
+    """Return the first number under which ranks of one group called different collectives."""
     for group, members in _groups(by_rank):
         own = {rank: by_rank[rank].of(group) for rank in members}
         numbers = sorted({number for calls in own.values() for number in calls})
@@ -116,7 +116,7 @@ def first_difference(by_rank: Mapping[int, Calls]) -> CallDifference | None:
 def _odd_ones(
     here: Mapping[int, Call], own: Mapping[int, Mapping[int, Call]], number: int
 ) -> tuple[int, ...]:
-    """The minority; of two equal camps, the one that broke the order the run had so far."""
+    """Return the minority, or for equal halves the one that broke the run's usual order."""
     votes = Counter(call.signature for call in here.values()).most_common()
     usual = votes[0][0] if len(votes) == 1 or votes[0][1] > votes[1][1] else None
     candidates = {signature for signature, _ in votes}
@@ -124,7 +124,7 @@ def _odd_ones(
         longest = max(own.values(), key=len)
         before = [longest[n].signature for n in sorted(longest) if n < number]
         usual = _next(before)
-        if usual not in candidates:  # something rare came before: go by these calls alone
+        if usual not in candidates:  # a rare call came before: consider these calls only
             usual = _next([signature for signature in before if signature in candidates])
     if usual not in candidates:
         return tuple(here)
@@ -132,7 +132,7 @@ def _odd_ones(
 
 
 def _next(before: Sequence[_Signature]) -> _Signature | None:
-    """What has followed before on what came last, going by as many calls as are alike."""
+    """Predict the next call from what followed the longest matching sequence of calls."""
     for depth in range(min(8, len(before)), 0, -1):
         tail = before[-depth:]
         followers = Counter(
@@ -146,9 +146,9 @@ def _next(before: Sequence[_Signature]) -> _Signature | None:
 
 
 def presumed(by_rank: Mapping[int, Calls], frames: tuple[Frame, ...]) -> Call | None:
-    """What a rank that could tell nothing was in, going by its lines: the same call, earlier.
+    """Guess the call of a rank without a record from its stack: an earlier call at that line.
 
-    Numbered as the one that the others wait in.
+    It gets the number of the call that the other ranks wait in.
     """
     latest = [calls.latest for calls in by_rank.values() if calls.latest is not None]
     if not latest:
@@ -166,14 +166,14 @@ def presumed(by_rank: Mapping[int, Calls], frames: tuple[Frame, ...]) -> Call | 
 
 
 def _is_site(call: Call, frames: tuple[Frame, ...]) -> bool:
-    """Whether a call came from where a stack is; libraries' own frames are not told of a call."""
+    """Whether a call was made where a stack is; a call's record has no library frames."""
     own = tuple(frame for frame in frames if frame in call.frames)
     return bool(call.frames) and own[:1] == call.frames[:1]
 
 
 @dataclass(frozen=True)
 class Behind:
-    """Ranks that have not come to a collective which others wait in."""
+    """Ranks that have not reached a collective that others wait in."""
 
     call: Call
     waiting: tuple[int, ...]
@@ -181,7 +181,7 @@ class Behind:
 
 
 def behind(by_rank: Mapping[int, Calls]) -> list[Behind]:
-    """For each group with somebody waiting in it: who is missing. The fewest missing first."""
+    """Return which ranks are missing, for each group with a waiting rank; fewest missing first."""
     found = []
     for group, members in _groups(by_rank):
         last = {rank: max(by_rank[rank].of(group), default=-1) for rank in members}
@@ -201,7 +201,7 @@ def behind(by_rank: Mapping[int, Calls]) -> list[Behind]:
 
 
 def _groups(by_rank: Mapping[int, Calls]) -> list[tuple[str, list[int]]]:
-    """Each group with those of its ranks that have told; two may have one name, never one rank."""
+    """Return each group with its ranks that have a record; two may share a name, but no rank."""
     found: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for rank, calls in sorted(by_rank.items()):
         for group, ranks in calls.groups.items():

@@ -1,4 +1,4 @@
-"""Crash: a rank failed and took others with it. Which was first, where, and was it memory? Pure."""
+"""Crash: which rank failed first, where, and whether memory was the cause. Pure."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _MEMORY = re.compile(
     r"bad_alloc|std::bad_alloc",
 )
 _WHILE_STARTING = ("failed while starting", "failed before its first step")
-"""The second is what earlier releases wrote."""
+"""Earlier releases wrote the second one."""
 _FAILED = ("failed", *_WHILE_STARTING, "another node's failure")
 _AGAIN = 3
 
 
 def judge(evidence: Evidence) -> Finding | None:
-    """Why an attempt failed; None when it did not."""
+    """Return why an attempt failed; None if it did not."""
     failures = evidence.end.get("failures", [])
     if evidence.kind not in _FAILED or not failures:
         return None
@@ -44,7 +44,7 @@ def judge(evidence: Evidence) -> Finding | None:
 
 
 def _noticed_by_others(evidence: Evidence, cause: Mapping[str, Any]) -> Finding:
-    """Nobody failed by itself: somebody left, or two did not mean the same collective."""
+    """No rank failed by itself: one exited early, or two called different collectives."""
     left = [rank for rank, code in evidence.exits.items() if code == 0]
     if left:
         waiting = traceback_line(str(cause.get("error", "")))
@@ -110,10 +110,10 @@ def _out_of_memory(
     held, limit = memory.get("held_bytes"), memory.get("limit_bytes")
     holds = f", holding {readable_bytes(held)}" if held else ""
     if held and limit and (error or memory.get("oom_kills") or _is_nearly_full(memory)):
-        holds += f" of the {readable_bytes(limit)} it may have"
-    elif held:  # it has grown since, or was moved to where it may have less
+        holds += f" of its limit of {readable_bytes(limit)}"
+    elif held:  # it has grown since, or was moved to a control group with a lower limit
         holds += " when last seen"
-    how = "was killed by the system for memory" if not error else "ran out of memory"
+    how = "was killed because memory ran out" if not error else "ran out of memory"
     everyone = {
         int(r): m["held_bytes"]
         for r, m in evidence.end.get("resources", {}).items()
@@ -142,17 +142,17 @@ def _memory_remedy(rank: int, held: Mapping[int, int]) -> str:
     others = [number for r, number in held.items() if r != rank]
     if others and held.get(rank, 0) > 1.5 * max(others):
         return (
-            f"rank {rank} holds more than its peers: look for what only it keeps (a list that "
-            "grows, logging, a cache); otherwise lower micro_batch_size"
+            f"rank {rank} holds more than its peers: look for what only this rank keeps (a growing "
+            "list, logging, a cache); otherwise lower micro_batch_size"
         )
     return (
-        "lower micro_batch_size (the global batch stays), set memory.activation_checkpointing, "
-        f"use {remedy_for('memory')}, or fewer ranks per node"
+        "lower micro_batch_size (the global batch size stays the same), set "
+        f"memory.activation_checkpointing, use {remedy_for('memory')}, or run fewer ranks per node"
     )
 
 
 def failing_nodes(all_evidence: Sequence[Evidence]) -> list[Finding]:
-    """A host whose ranks are the first to fail again and again, while others are not."""
+    """Find hosts whose ranks are repeatedly the first to fail while other hosts' are not."""
     firsts = [
         evidence.host_of(int(evidence.end["failures"][0]["rank"]))
         for evidence in all_evidence
@@ -168,8 +168,8 @@ def failing_nodes(all_evidence: Sequence[Evidence]) -> list[Finding]:
                 Finding(
                     Severity.ERROR,
                     Kind.FAILING_NODE,
-                    f"host {host} failed first in {count} of {len(firsts)} attempts that failed",
-                    f"take {host} out of the run and have it checked",
+                    f"host {host} failed first in {count} of {len(firsts)} failed attempts",
+                    f"exclude {host} from the run and have it checked",
                     tuple(f"attempt {e.attempt}: {e.kind}" for e in all_evidence)[:8],
                     host=host,
                 )
@@ -200,9 +200,9 @@ def _how(exit_code: int) -> str:
 
 def _crash_remedy(said: str, exit_code: int) -> str:
     if exit_code == -signal.SIGKILL:
-        return "if nobody did it by hand, see dmesg: the system ends processes when memory runs out"
+        return "if nobody killed it, check dmesg: the kernel kills processes when memory runs out"
     if exit_code in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS):
-        return "a library's own code failed: run again with PYTHONFAULTHANDLER=1 for the calls"
+        return "native code crashed: rerun with PYTHONFAULTHANDLER=1 to see the Python stack"
     if not said:
-        return "the script ended itself (sys.exit, os._exit): look for the call"
-    return "the traceback in attempts/*/end.json is that rank's own"
+        return "the script exited by itself (sys.exit, os._exit): look for the call"
+    return "that rank's own traceback is in attempts/*/end.json"

@@ -1,4 +1,4 @@
-"""Divergence: the numbers went wrong. Where they stopped being numbers, spikes, and drift. Pure."""
+"""Divergence: non-finite values, loss spikes and replicas that drift apart. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DRIFT = re.compile(
 _ODD = re.compile(r"ranks? (?P<ranks>[\d, ]+?) (?:differ|did not compute)")
 _COMPARED = {
     "sentinel": (Kind.REPLICA_DRIFT, "the sentinel compares the raw bits of all copies"),
-    "replay": (Kind.SILENT_CORRUPTION, "a micro-batch was computed twice, and its bits compared"),
+    "replay": (Kind.SILENT_CORRUPTION, "a micro-batch was computed twice and compared bit for bit"),
 }
 _NOT_A_NUMBER = re.compile(r"train/loss = \S+ at step (?P<step>\d+)")
 _WINDOW = 50
@@ -26,7 +26,7 @@ _ENOUGH = 20
 
 
 def judge(evidence: Evidence) -> Finding | None:
-    """Non-finite numbers and copies that drifted apart, in one attempt."""
+    """Find non-finite values or replica drift in one attempt."""
     return _non_finite(evidence) or _drift(evidence)
 
 
@@ -34,8 +34,8 @@ def _non_finite(evidence: Evidence) -> Finding | None:
     reports = evidence.non_finite
     if not reports:
         return _only_seen_in_the_loss(evidence)
-    # the earliest step; in it, a rank whose input or module it was before one that got it from
-    # its weights, since weights are what the others' numbers come in by
+    # the earliest step; within it, prefer a rank that saw it in its input or a module: a rank that
+    # saw it in its parameters may have received it from the others
     rank = min(
         reports, key=lambda r: (reports[r]["step"], reports[r]["found_in"] == "parameter", r)
     )
@@ -64,13 +64,13 @@ def _non_finite(evidence: Evidence) -> Finding | None:
 
 _REMEDIES = {
     "input": "look at those samples: the data itself is not finite",
-    "module": "look for a division, a log or a root in that module; lower "
+    "module": "look for a division, a log or a sqrt in that module; lower "
     "optimization.learning_rate, set optimization.max_grad_norm, or use precision=bf16",
     "gradient": "set optimization.max_grad_norm or lower optimization.learning_rate; look for a "
-    "root or a norm at zero, whose slope is infinite",
+    "sqrt or a norm at zero, where the gradient is infinite",
     "parameter": "an earlier step's gradients were not finite: set optimization.max_grad_norm, "
     "lower optimization.learning_rate, and resume from a checkpoint before it",
-    "loss": "look at the loss function: its input is finite, what it makes of it is not",
+    "loss": "look at the loss function: its input is finite, its output is not",
 }
 
 
@@ -81,7 +81,7 @@ def _only_seen_in_the_loss(evidence: Evidence) -> Finding | None:
             return Finding(
                 Severity.ERROR,
                 Kind.NON_FINITE,
-                f"the loss stopped being a number at step {found['step']}",
+                f"the loss became NaN or infinite at step {found['step']}",
                 _REMEDIES["module"],
                 (found[0],),
                 attempt=evidence.attempt,
@@ -113,10 +113,10 @@ def _drift(evidence: Evidence) -> Finding | None:
 
 
 def loss_spikes(losses: Sequence[tuple[int, float]]) -> Finding | None:
-    """A loss far above what the run's own recent past would let one expect; the worst one.
+    """Return the worst loss spike relative to the run's recent losses.
 
-    Measured in the spread of the fifty losses before it (median absolute deviation), and it must
-    be half as high again as their median: a noisy loss alone is no finding.
+    A spike is measured in the spread of the fifty losses before it (median absolute deviation),
+    and must also be 1.5 times their median, so that a noisy loss alone is not a finding.
     """
     worst: tuple[float, int, float, float] | None = None
     for at in range(_ENOUGH, len(losses)):
@@ -135,7 +135,7 @@ def loss_spikes(losses: Sequence[tuple[int, float]]) -> Finding | None:
         Kind.LOSS_SPIKE,
         f"the loss rose to {value:.4g} at step {step}, from about {middle:.4g} before it",
         "set optimization.max_grad_norm, lower optimization.learning_rate or warm up longer; the "
-        "samples of that step are computed from its number",
+        "step number determines which samples that step used",
         (f"{times:.0f} times the usual spread of the {_WINDOW} losses before it",),
         step=step,
     )

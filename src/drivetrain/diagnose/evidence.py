@@ -1,11 +1,11 @@
-"""Evidence: what one attempt left in the run's directory, read into values.
+"""Evidence: the files that one attempt left in the run directory, parsed.
 
 attempts/<n>/
   start.json               hosts and layout
-  end.json                 why it ended: written by the supervisor, the root cause first
+  end.json                 why it ended, root cause first; written by the supervisor
   stacks/<rank>.txt        what each rank was doing when it stalled
   collectives/<rank>.json  its latest collectives, from torch's flight recorder
-  non_finite/<rank>.json   where the numbers stopped being numbers
+  non_finite/<rank>.json   where a value first became NaN or infinite
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from drivetrain.record.run_directory import rank_of
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that is known of one attempt's end."""
+    """Everything known about how one attempt ended."""
 
     attempt: int
     start: Mapping[str, Any] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Evidence:
 
     @property
     def kind(self) -> str:
-        """Why it ended, in the supervisor's words; empty while it lives."""
+        """The supervisor's code for why it ended; empty while it is alive."""
         return str(self.end.get("kind", ""))
 
     @property
@@ -48,11 +48,11 @@ class Evidence:
 
     @property
     def exits(self) -> dict[int, int]:
-        """Exit codes of the ranks that ended by themselves, negative for a signal."""
+        """Exit codes of the ranks that exited by themselves; negative for a signal."""
         return {int(rank): code for rank, code in self.end.get("exits", {}).items()}
 
     def host_of(self, rank: int) -> str:
-        """The rank's own host where it was written down."""
+        """The rank's host where recorded, otherwise the attempt's."""
         hosts = self.end.get("hosts", {})
         return str(hosts.get(str(rank), self.host))
 
@@ -62,7 +62,7 @@ class Evidence:
         return f"rank {rank} ({host})" if host else f"rank {rank}"
 
     def line(self, rank: int) -> str:
-        """Where in the user's own code a rank was; empty when that is not known."""
+        """The line of the user's code that a rank was at; empty if unknown."""
         stacks = self.stacks.get(rank)
         frame = stacks.main.user_frame if stacks is not None and stacks.main is not None else None
         if frame is None and rank in self.calls:
@@ -71,12 +71,12 @@ class Evidence:
         return str(frame) if frame is not None else ""
 
     def line_of(self, rank: int, call: Call) -> str:
-        """Where it made a call; if that is not known, where it was."""
+        """The line a call was made from, or else the line the rank was at."""
         return str(call.user_frame) if call.user_frame is not None else self.line(rank)
 
 
 def read_evidence(run: RunReading, attempt: PastAttempt) -> Evidence:
-    """What there is; a file that is half-written or damaged is left out."""
+    """Read an attempt's files; a half-written or damaged one is skipped."""
     folder = f"attempts/{attempt.number:04d}"
     return Evidence(
         attempt=attempt.number,
@@ -102,12 +102,12 @@ def read_evidence(run: RunReading, attempt: PastAttempt) -> Evidence:
 def _calls(document: Mapping[str, Any]) -> Calls | None:
     try:
         return parse_calls(document)
-    except (KeyError, TypeError, IndexError):  # of a rank that had none to tell, or damaged
+    except (KeyError, TypeError, IndexError):  # the rank had no calls, or the file is damaged
         return None
 
 
 def calls_of(text: str) -> Calls | None:
-    """From what a rank has told as JSON."""
+    """Parse a rank's calls from JSON; None if they are damaged."""
     try:
         return _calls(json.loads(text))
     except ValueError:
@@ -115,7 +115,6 @@ def calls_of(text: str) -> Calls | None:
 
 
 def _by_rank(run: RunReading, folder: str, suffix: str) -> dict[int, str]:
-    """Each rank's file in a folder."""
     names = [name for name in sorted(run.source.names(folder)) if name.endswith(suffix)]
     stems = {name.removesuffix(suffix): name for name in names}
     ranks = {rank_of(stem): f"{folder}/{name}" for stem, name in stems.items()}

@@ -1,4 +1,4 @@
-"""Hot experts: those that get a multiple of their share of the tokens, record after record."""
+"""Hot experts: those that get a multiple of their share of the tokens in record after record."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from drivetrain.diagnose.finding import Finding, Kind, Severity
 from drivetrain.record.expert_load import LoadRecord, busiest
 
 HOT = 3.0
-"""Times its share, from which on an expert is hot …"""
+"""An expert is hot from this multiple of its share …"""
 _OF_THE_MOST = 0.75
-"""… or this part of what it can get at most: a token goes to an expert once, so with 4 experts of
-which 2 are chosen none gets more than twice its share."""
+"""… or from this fraction of the most it can get: a token goes to an expert at most once, so with 2
+of 4 experts chosen none gets more than twice its share."""
 RECORDS = 5
-"""In a row, in all of which it must be the same one."""
+"""The same expert must be hot in this many consecutive records."""
 
 
 def hot_expert(records: Sequence[LoadRecord]) -> Finding | None:
-    """The hottest one of the last records, if it is hot in all of them."""
+    """Return the hottest expert of the last records if it is hot in all of them."""
     last = records[-RECORDS:]
     if len(last) < RECORDS:
         return None
@@ -33,16 +33,17 @@ def hot_expert(records: Sequence[LoadRecord]) -> Finding | None:
         return None
     times, layer, expert = max(found)
     newest = last[-1].layers[layer]
-    others = f"; {len(found) - 1} other layers have one, too" if len(found) > 1 else ""
+    others = f"; {len(found) - 1} more layers have a hot expert" if len(found) > 1 else ""
     return Finding(
         Severity.WARNING,
         Kind.HOT_EXPERT,
-        f"expert {expert} of {layer} gets {times:.1f} times its share of the tokens or more since "
-        f"step {last[0].step:,}: the others learn less, and the rank that holds it works longest",
-        "weigh the model's balance loss more, or raise the rate of its bias; a router that has "
-        "collapsed is helped by a lower learning rate or noise",
+        f"expert {expert} of {layer} has received at least {times:.1f} times its share of the "
+        f"tokens since step {last[0].step:,}: the other experts learn less, and its rank takes "
+        "longest",
+        "raise the weight of the load-balancing loss, or the update rate of the router's bias; for "
+        "a collapsed router, try a lower learning rate or noise",
         evidence=(
-            f"tokens of its {len(newest)} experts up to step {last[-1].step:,}: "
+            f"tokens of each of the {len(newest)} experts up to step {last[-1].step:,}: "
             f"{', '.join(map(str, newest[:32]))}{', …' if len(newest) > 32 else ''}{others}",
         ),
         step=last[-1].step,

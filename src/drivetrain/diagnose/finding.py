@@ -1,4 +1,4 @@
-"""Finding: what a diagnosis says. One sentence, what it rests on, and what to do."""
+"""Finding: one sentence about a problem, the evidence for it, and a remedy."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 
 class Severity(Enum):
-    """How bad it is."""
+    """How serious a finding is."""
 
     ERROR = "error"
-    """It stopped the run, or an attempt of it."""
+    """It stopped the run or one of its attempts."""
     WARNING = "warning"
-    """The run goes on, and loses something by it."""
+    """The run continues, but at a cost."""
     NOTE = "note"
     """Worth knowing."""
 
 
 class Kind(Enum):
-    """What it is."""
+    """What kind of problem a finding describes."""
 
     HANG = "hang"
     MISMATCH = "mismatched_collectives"
@@ -49,15 +49,15 @@ class Finding:
     severity: Severity
     kind: Kind
     what: str
-    """One sentence: rank, host and line are in it."""
+    """One sentence that names rank, host and line."""
     remedy: str
     evidence: tuple[str, ...] = ()
-    """What the sentence rests on, a line each."""
+    """The observations behind the sentence, one per line."""
     ranks: tuple[int, ...] = ()
-    """Whose doing it is; empty when it is everybody's."""
+    """The ranks that caused it; empty if all of them did."""
     host: str = ""
     line: str = ""
-    """`file.py:31 in function`: the user's own code, where it could be told."""
+    """`file.py:31 in function` in the user's code, where known."""
     attempt: int | None = None
     step: int | None = None
 
@@ -78,7 +78,7 @@ class Finding:
 
 
 def by_severity(findings: Sequence[Finding]) -> list[Finding]:
-    """The worst first; of equals the latest attempt first, otherwise as they came."""
+    """Sort by severity, then the latest attempt first; otherwise keep the order."""
     order = list(Severity)
     return sorted(findings, key=lambda f: (order.index(f.severity), -(f.attempt or 0)))
 

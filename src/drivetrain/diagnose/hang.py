@@ -1,7 +1,8 @@
-"""Hang: nobody moves. Who is it that the others wait for, in which line, and for what?
+"""Hang: which rank do the others wait for, at which line, and what does it wait for?
 
-Three sources, best first: the collectives each rank has called, which say who has not come and who
-called something else; the ranks' stacks, which say where each one is; and who has left. Pure.
+Three sources, best first: the collectives each rank has called, which show the rank that is behind
+or called something else; the stacks, which show where each rank is; and the ranks that have exited.
+Pure.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from drivetrain.diagnose.evidence import Evidence
 from drivetrain.diagnose.finding import Finding, Kind, Severity, listed
 from drivetrain.diagnose.stacks import Frame, Stacks, Thread, main_thread
 
-# Mismatch: ranks that called different collectives where the same one was due. Pure.
+# Mismatch: ranks that called different collectives where the same one was expected. Pure.
 
 _SAME_SHAPE = "give the tensors the same shape on every rank (pad, or agree on the size first)"
 _SAME_ORDER = (
     "every rank must call the same collectives in the same order: look for an `if` on the rank or "
-    "on data, or a return, around one of them"
+    "on data, or an early return, around one of them"
 )
 
 
 def mismatch(evidence: Evidence, found: CallDifference) -> Finding:
-    """Ranks called different collectives under one number."""
+    """Build the finding for ranks that called different collectives under one number."""
     calls = dict(sorted(found.calls.items()))
     suspects = found.odd or tuple(calls)
     first = suspects[0]
@@ -69,7 +70,7 @@ def mismatch(evidence: Evidence, found: CallDifference) -> Finding:
 
 
 def aborted(evidence: Evidence, rank: int) -> Finding | None:
-    """A rank that gloo ended: it was sent more than it asked for, so two calls did not match."""
+    """Judge a rank that gloo aborted because it received more data than it asked for."""
     stacks = evidence.stacks.get(rank)
     thread = stacks.main if stacks is not None else None
     if thread is None or not thread.is_in_collective:
@@ -86,15 +87,15 @@ def aborted(evidence: Evidence, rank: int) -> Finding | None:
     pending = next((calls.latest for calls in others.values() if calls.latest), None)
     line = evidence.line(rank)
     than = f" than the {pending} that {listed(list(others))} called" if pending else ""
-    # one that is ended takes what it called with it: of several nobody can tell which it was
+    # an aborted rank loses its record: of several, it is unknown which one called it
     ended = sorted(r for r, code in evidence.exits.items() if code == -signal.SIGABRT)
     who = evidence.who(rank) if len(ended) < 2 else f"one of {listed(ended)} ({evidence.host})"
     return Finding(
         Severity.ERROR,
         Kind.MISMATCH,
-        f"{who} called a collective of another size{than}, at {line}",
+        f"{who} called a collective of a different size{than}, at {line}",
         _SAME_SHAPE,
-        ("gloo aborts a process that is sent more than it has asked for",),
+        ("gloo aborts a process that receives more data than it asked for",),
         tuple(ended) or (rank,),
         evidence.host_of(rank),
         line,
@@ -104,7 +105,7 @@ def aborted(evidence: Evidence, rank: int) -> Finding | None:
 
 
 def crossed(evidence: Evidence, here: Behind, there: Behind) -> Finding:
-    """Ranks wait for each other, in different groups."""
+    """Build the finding for ranks that wait for each other in different groups."""
     first, second = here.waiting[0], there.waiting[0]
     what = (
         f"{evidence.who(first)} waits in the {here.call.with_line} of {here.call.group} and "
@@ -112,7 +113,7 @@ def crossed(evidence: Evidence, here: Behind, there: Behind) -> Finding:
         "for the other"
     )
     line = evidence.line_of(first, here.call)
-    remedy = "let every rank use its groups in the same order"
+    remedy = "make every rank use its process groups in the same order"
     ranks = tuple(sorted({first, second}))
     host, attempt, step = evidence.host_of(first), evidence.attempt, evidence.step
     return Finding(
@@ -129,7 +130,7 @@ _LOADER = "torch/utils/data/dataloader.py"
 
 
 def judge(evidence: Evidence) -> Finding | None:
-    """Why an attempt stalled; None when it did not."""
+    """Return why an attempt stalled; None if it did not."""
     if evidence.kind != "stalled":
         return None
     left = [rank for rank, code in evidence.exits.items() if code == 0]
@@ -142,7 +143,7 @@ def judge(evidence: Evidence) -> Finding | None:
 
 
 def _waiting(evidence: Evidence) -> Finding | None:
-    """Somebody waits in a collective for somebody who is not there."""
+    """Find ranks that wait in a collective that others have not reached."""
     waits = [each for each in behind(evidence.calls) if each.missing]
     for each in waits:
         own_fault = [rank for rank in each.missing if evidence.calls[rank].pending is None]
@@ -154,7 +155,7 @@ def _waiting(evidence: Evidence) -> Finding | None:
 
 
 def left_early(evidence: Evidence, left: Sequence[int]) -> Finding:
-    """Ranks ended as if all were done, and the others wait for them."""
+    """Build the finding for ranks that exited with code 0 while others wait for them."""
     first = left[0]
     others = [rank for rank in {*evidence.stacks, *evidence.calls} if rank not in left]
     line = evidence.line(others[0]) if others else ""
@@ -164,7 +165,7 @@ def left_early(evidence: Evidence, left: Sequence[int]) -> Finding:
         Kind.LEFT_EARLY,
         f"{evidence.who(first)} ended with exit code 0 after step {evidence.step} while the others "
         f"were still training{waits}",
-        "let every rank take the same number of steps: look for an exit, a break or a return on "
+        "make every rank take the same number of steps: look for an exit, a break or a return on "
         "one rank, or data that ends earlier there",
         (f"exit code 0: {listed(left)}",),
         tuple(left),
@@ -187,7 +188,7 @@ def _never_came(evidence: Evidence, missing: Sequence[int], wait: Behind) -> Fin
 
 
 def _by_stacks(evidence: Evidence) -> Finding:
-    """No collective tells them apart: whoever is not in one is the one."""
+    """Without a difference in collectives, blame the ranks whose stack is not in one."""
     silent = [rank for rank, stacks in evidence.stacks.items() if stacks is None]
     if silent:
         return _no_answer(evidence, silent)
@@ -206,7 +207,7 @@ def _by_stacks(evidence: Evidence) -> Finding:
 
 
 def _all_wait(evidence: Evidence) -> Finding:
-    """Nobody is anywhere but in a call of torch.distributed, and the calls do not fit together."""
+    """Every rank is in a call of torch.distributed, and the calls do not match."""
     places: dict[str, list[int]] = {}
     for rank, stacks in evidence.stacks.items():
         call = stacks.main.call_of_torch_distributed if stacks and stacks.main else ""
@@ -220,13 +221,14 @@ def _all_wait(evidence: Evidence) -> Finding:
         ranks,
         evidence.line(ranks[0]),
         grounds,
-        "let every send meet a recv that is called at the same time (one side receives first, or "
-        "batch_isend_irecv), and every rank of a group call the same collectives in one order",
+        "pair every send with a recv that is called at the same time (one side receives first, or "
+        "batch_isend_irecv), and call the same collectives in the same order on every rank of a "
+        "group",
     )
 
 
 def _stuck(evidence: Evidence, ranks: tuple[int, ...], what: str) -> Finding:
-    """A rank that is somewhere it should not be for so long."""
+    """Build the finding for a rank that is stuck outside the expected collective."""
     stacks = evidence.stacks.get(ranks[0])
     if stacks is None and ranks[0] in evidence.stacks:
         return _no_answer(evidence, ranks)
@@ -242,7 +244,7 @@ def _stuck(evidence: Evidence, ranks: tuple[int, ...], what: str) -> Finding:
     elif line:
         what += f": it is at {line}"
     remedy = (
-        "look at what the dataset waits for there: a file, a lock, a network read without time-out"
+        "look at what the dataset waits for there: a file, a lock, a network read without a timeout"
         if waits_for_data
         else "look at what that line waits for; a rank that may skip work must not skip collectives"
     )
@@ -252,7 +254,7 @@ def _stuck(evidence: Evidence, ranks: tuple[int, ...], what: str) -> Finding:
 def _no_answer(evidence: Evidence, silent: Sequence[int]) -> Finding:
     what = (
         f"{evidence.who(silent[0])} does not answer: its process is stopped (SIGSTOP, a debugger) "
-        "or sits in the kernel"
+        "or blocked in the kernel"
     )
     return _finding(
         evidence,
@@ -289,7 +291,7 @@ def _finding(
 
 
 def _stuck_worker(stacks: Stacks) -> tuple[int, Frame] | None:
-    """The data worker that is somewhere in the user's own code."""
+    """Return the data worker that is in the user's code, with its process id."""
     for pid, threads in stacks.children:
         thread = main_thread(threads)
         if thread is not None and thread.user_frame is not None and not _is_idle_worker(thread):
@@ -298,7 +300,7 @@ def _stuck_worker(stacks: Stacks) -> tuple[int, Frame] | None:
 
 
 def _is_idle_worker(thread: Thread) -> bool:
-    """A data worker without work sits in its own queue, below nothing but the script's start."""
+    """Whether a data worker waits for work: it is in its loop, but not fetching."""
     in_fetch = thread.is_in("torch/utils/data/_utils/fetch.py")
     return thread.is_in("torch/utils/data/_utils/worker.py") and not in_fetch
 

@@ -1,4 +1,4 @@
-"""Diagnose: everything there is to say about a run, the worst first."""
+"""Diagnose: all findings about a run, the most severe first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from drivetrain.record.reading import RunReading, open_run
 
 
 def diagnose(address: str | os.PathLike[str]) -> list[Finding]:
-    """Every finding of a run, finished or not, near or far; nothing of it need be alive."""
+    """Return all findings of a run, local or remote; none of its processes need be alive."""
     run = open_run(address)
     evidence = [read_evidence(run, attempt) for attempt in run.attempts()]
     findings = [found for each in evidence if (found := judge_attempt(each))]
@@ -26,12 +26,12 @@ def diagnose(address: str | os.PathLike[str]) -> list[Finding]:
 
 
 def judge_attempt(evidence: Evidence) -> Finding | None:
-    """Why one attempt ended, when it was not meant to."""
+    """Return why one attempt ended abnormally; None if it did not."""
     return divergence.judge(evidence) or hang.judge(evidence) or crash.judge(evidence)
 
 
 def explain_attempt(address: str | os.PathLike[str], number: int) -> Finding | None:
-    """For the supervisor, which has just written it down."""
+    """Judge an attempt that the supervisor has just recorded."""
     run = open_run(address)
     attempt = next((each for each in run.attempts() if each.number == number), None)
     return None if attempt is None else judge_attempt(read_evidence(run, attempt))

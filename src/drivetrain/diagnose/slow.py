@@ -1,4 +1,4 @@
-"""Slow: what a step's time goes to when it is not computing, from the records of a run's steps."""
+"""Slow: where the steps' time goes besides computing, from a run's step records."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from drivetrain.diagnose.straggler import Array
 from drivetrain.record.reading import PastAttempt, RunReading
 from drivetrain.record.step_file import COMPILES, HOST_TIMED
 
-# Bottleneck: what a step's time goes to when it is not computing. Pure: arrays come in.
+# Bottleneck: where a step's time goes besides computing. Pure: the input is arrays.
 
 
 @dataclass(frozen=True)
 class Laps:
-    """Seconds of each step on each rank, [ranks × steps]."""
+    """Seconds of each part of each step, as arrays of [ranks × steps]."""
 
     data_wait_s: Array
     compute_s: Array
@@ -37,24 +37,24 @@ class Laps:
 
     @property
     def own_s(self) -> Array:
-        """Before the ranks meet."""
+        """Time before a rank waits for others."""
         return self.data_wait_s + self.compute_s
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Of all the steps' time."""
+    """Fractions of the steps' total time."""
 
     data: float
     communication: float
-    """Beyond waiting for the slowest rank, which is not the network's doing."""
+    """Without waiting for the slowest rank, which the network does not cause."""
     checkpoint: float
     between: float
-    """Neither of these nor computing: hooks, logging, Python between the steps."""
+    """Everything else but computing: hooks, logging, Python between the steps."""
 
 
 def shares(laps: Laps) -> Shares:
-    """What a step waits for: for data and checkpoints, the rank that waits longest counts."""
+    """Compute the shares: for data the median rank counts, for checkpoints the slowest."""
     total_s = float(np.sum(np.max(laps.lap_s, axis=0)))
     if not total_s:
         return Shares(0.0, 0.0, 0.0, 0.0)
@@ -66,17 +66,17 @@ def shares(laps: Laps) -> Shares:
         data=share(np.median(laps.data_wait_s, axis=0)),
         communication=share(np.min(laps.communication_s, axis=0)),
         checkpoint=share(np.max(laps.checkpoint_s, axis=0)),
-        # the usual step's: an evaluation now and then is not what is meant
+        # the median step's: an occasional evaluation must not count
         between=float(np.median(laps.other_s) / max(np.median(laps.lap_s), 1e-9)),
     )
 
 
 _LIMITS = {"data": 0.15, "communication": 0.35, "checkpoint": 0.10, "between": 0.20}
-"""From which share on it is a finding."""
+"""The share from which on it is a finding."""
 
 
 def bottleneck_findings(laps: Laps) -> list[tuple[float, Finding]]:
-    """What the run's steps spend too much of their time on, each with its share of it."""
+    """Return a finding for each part that takes too much of the steps' time, with its share."""
     measured = shares(laps)
     lap_s = float(np.median(laps.lap_s))
     found = []
@@ -114,7 +114,7 @@ _WORDS = {
     ),
     "communication": (
         Kind.COMMUNICATION_BOUND,
-        "waiting for the network, with every rank there",
+        "waiting for the network after every rank has arrived",
         "accumulate more micro-batches per exchange (a larger global_batch_size), set "
         "communication.compression, use {bandwidth}, or look at the slowest link",
     ),
@@ -131,20 +131,20 @@ _WORDS = {
 }
 
 
-# Slow: the records of a run's steps, judged. Reads them; what is judged is pure and elsewhere.
+# Slow: reads a run's step records and judges them; the judging itself is pure and elsewhere.
 
 _WARM_UP_STEPS = 3
-"""At the start of an attempt, caches are cold and memory is being had."""
+"""At the start of an attempt caches are cold and memory is still being allocated."""
 _FEWEST_STEPS = 20
 _MOST_RECORDS = 4_000_000
-"""Over all ranks: of a larger run the latest steps are judged."""
+"""Over all ranks; only the latest steps of a larger run are judged."""
 _STARVED = 0.15
-"""Share of its time that a rank on a host of its own is never without a processor."""
+"""Share of its time without a CPU that a rank with a host to itself never reaches."""
 _NAMES = tuple(Laps.__dataclass_fields__)
 
 
 def findings(run: RunReading) -> list[Finding]:
-    """What the last attempt that has steps enough spends its time on."""
+    """Judge the last attempt that has enough steps."""
     for attempt in reversed(run.attempts()):
         steps, laps, ranks = read_laps(run, attempt)
         if len(steps) >= _FEWEST_STEPS:
@@ -152,7 +152,7 @@ def findings(run: RunReading) -> list[Finding]:
                 return [_TIMES_UNKNOWN]
             crowded = _oversubscribed(attempt)
             slow = [] if crowded else _stragglers(attempt, steps, laps, ranks)
-            # where all wait for data, one waits a little longer: what costs more comes first
+            # if all wait for data, one rank waits a little longer: put what costs more first
             weighed = sorted([*slow, *bottleneck_findings(laps)], key=lambda pair: -pair[0])
             return [*crowded, *(finding for _, finding in weighed)]
     return []
@@ -165,14 +165,14 @@ def _is_host_timed(run: RunReading, rank: int) -> bool:
 _TIMES_UNKNOWN = Finding(
     Severity.NOTE,
     Kind.TIMES_UNKNOWN,
-    "what the steps spent their time on is not known: the device has no timed events, and the "
-    "host's clock only says when work was asked for",
-    "nothing need be done; stragglers and bottlenecks are not looked for in this run",
+    "the time breakdown of the steps is unknown: the device has no timed events, and the host's "
+    "clock only shows when work was queued",
+    "no action needed; this run cannot be checked for stragglers and bottlenecks",
 )
 
 
 def _oversubscribed(attempt: PastAttempt) -> list[Finding]:
-    """Every rank lacks a processor: then nobody's slowness is its own."""
+    """Find a host on which every rank lacks CPU time: then no rank is slow by itself."""
     resources: Mapping[str, Any] = attempt.end.get("resources") or {}
     starved = {int(rank): facts.get("starved_share") for rank, facts in resources.items()}
     shares = {rank: share for rank, share in starved.items() if share is not None}
@@ -183,9 +183,9 @@ def _oversubscribed(attempt: PastAttempt) -> list[Finding]:
         Finding(
             Severity.WARNING,
             Kind.OVERSUBSCRIBED,
-            f"every rank on {attempt.end.get('host')} was ready to run without a processor for "
+            f"every rank on {attempt.end.get('host')} was runnable but had no CPU for "
             f"{least:.0%} to {most:.0%} of the time",
-            "start fewer ranks or threads there (OMP_NUM_THREADS), or end what else runs on it",
+            "start fewer ranks or threads there (OMP_NUM_THREADS), or stop other processes on it",
             tuple(f"rank {rank}: {share:.0%}" for rank, share in list(shares.items())[:8]),
             host=str(attempt.end.get("host", "")),
             attempt=attempt.number,
@@ -214,7 +214,7 @@ def _stragglers(
 
 
 def read_laps(run: RunReading, attempt: PastAttempt) -> tuple[Array, Laps, tuple[int, ...]]:
-    """Steps that every rank of an attempt has a record of, and where their seconds went."""
+    """Read the steps that every rank of an attempt has recorded, with their parts."""
     ranks = tuple(rank for rank in run.ranks if rank < max(1, attempt.world_size))
     most = max(100, _MOST_RECORDS // max(1, len(ranks)))
     tables = {}
@@ -232,7 +232,7 @@ def read_laps(run: RunReading, attempt: PastAttempt) -> tuple[Array, Laps, tuple
 
 
 def _common(all_steps: Sequence[Any]) -> Any:
-    """Of one attempt a rank has each step once."""
+    """Return the steps that all ranks have; within an attempt a rank has each step once."""
     common = all_steps[0] if all_steps else np.empty(0, np.uint32)
     for steps in all_steps[1:]:
         if len(steps) != len(common) or (steps != common).any():

@@ -1,10 +1,10 @@
-"""Stacks: what each thread of a rank was doing when it was asked, as faulthandler writes it down.
+"""Stacks: what each thread of a rank was doing, in faulthandler's format.
 
     Current thread 0x00007f30 (most recent call first):
       File "/home/ada/train.py", line 31 in loss
       File "…/drivetrain/train/loop.py", line 103 in _go_through
 
-Below a line `process 812:` are the stacks of a process that the rank has started (a data worker).
+Below a line `process 812:` are the stacks of a process that the rank started (a data worker).
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# What is not the user's own: installed libraries, the standard library, and our own packages, by
-# name: a stack may come from another host, with other paths.
+# Everything but the user's code: installed libraries, the standard library, and our own packages.
+# Matched by name, since a stack may come from another host with different paths.
 _PACKAGES = pkgutil.iter_modules([str(Path(__file__).parents[1])])
 _OURS = "|".join(package.name for package in _PACKAGES if package.ispkg)
 _LIBRARY = re.compile(rf"(site|dist)-packages|/lib/python3|^<|/drivetrain/({_OURS})/")
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>.+)')
 _CALL, _BELOW_CALL = '  File "', "    "
-"""How a Python traceback's calls begin, and the lines of source below them."""
+"""Prefixes of a call in a Python traceback and of the source lines below it."""
 _PROCESS = re.compile(r"^process (\d+):$")
 _TELLS = "drivetrain/supervise/failures/dump_responder.py"
-"""Where the thread that writes a rank's stacks down is while it does."""
+"""The file of the thread that dumps a rank's stacks."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One call."""
+    """One call of a stack."""
 
     file: str
     line: int
@@ -40,7 +40,7 @@ class Frame:
 
     @property
     def is_users(self) -> bool:
-        """Neither a library's nor ours."""
+        """True if the file belongs neither to a library nor to Drivetrain."""
         return not _LIBRARY.search(self.file) and not self.file.startswith(_STANDARD)
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Thread:
     is_current: bool = False
 
     def is_in(self, file: str, *functions: str) -> bool:
-        """Whether one of the calls is there."""
+        """Whether one of the calls is in `file` and, if given, in one of `functions`."""
         return any(
             file in frame.file and (not functions or frame.function in functions)
             for frame in self.frames
@@ -64,12 +64,12 @@ class Thread:
 
     @property
     def is_in_collective(self) -> bool:
-        """As far as its Python calls show: backward waits for gradients to travel."""
+        """Judged by its Python calls; backward counts, since it waits for gradients to be sent."""
         return self.is_in("torch/distributed/") or self.is_in("torch/autograd/graph.py")
 
     @property
     def call_of_torch_distributed(self) -> str:
-        """The function of torch.distributed that the script has called; empty when in none."""
+        """The torch.distributed function that the script called; empty if none."""
         calls = [frame.function for frame in self.frames if "torch/distributed/" in frame.file]
         return next((name for name in reversed(calls) if name != "wrapper"), "")
 
@@ -81,7 +81,7 @@ class Thread:
 
 @dataclass(frozen=True)
 class Stacks:
-    """All threads of one rank, and of the processes it has started."""
+    """All threads of one rank and of the processes it started."""
 
     threads: tuple[Thread, ...]
     children: tuple[tuple[int, tuple[Thread, ...]], ...] = ()
@@ -89,12 +89,12 @@ class Stacks:
 
     @property
     def main(self) -> Thread | None:
-        """The thread that runs the script; of several that could be it, the one that answered."""
+        """The thread that runs the script; if several could be, the one that responded."""
         return main_thread(self.threads)
 
 
 def parse_stacks(text: str) -> Stacks | None:
-    """None when there is nothing: the process could not answer."""
+    """Parse a rank's dump; None if it is empty because the process could not respond."""
     own, *rest = _by_process(text.splitlines())
     threads = _threads(own[1])
     if not threads:
@@ -103,21 +103,21 @@ def parse_stacks(text: str) -> Stacks | None:
 
 
 def innermost_users(frames: Iterable[Frame]) -> Frame | None:
-    """Of calls, innermost first, the first in the user's own code."""
+    """Return the first call in the user's code, given calls with the innermost first."""
     return next((frame for frame in frames if frame.is_users), None)
 
 
 def traceback_line(error: str) -> Frame | None:
-    """The innermost call in the user's own code, of a Python traceback (innermost last)."""
+    """Return the innermost call in the user's code in a Python traceback (innermost last)."""
     return innermost_users(
         reversed([frame for line in error.splitlines() if (frame := _frame(line))])
     )
 
 
 def own_calls(error: str) -> str:
-    """A Python traceback with the user's own calls, and the one that raised; the rest left out.
+    """Reduce a Python traceback to the user's calls and the one that raised.
 
-    Without a call of the user's own it stays as it is.
+    A traceback without calls in the user's code is returned unchanged.
     """
     lines = error.splitlines()
     calls = [number for number, line in enumerate(lines) if line.startswith(_CALL)]
@@ -140,13 +140,13 @@ def _is_users(line: str) -> bool:
 
 
 def _raises(lines: Sequence[str], number: int) -> bool:
-    """Whether a call is the innermost: below its source comes the exception."""
+    """Whether a call is the innermost one, which the exception follows."""
     below = next((line for line in lines[number + 1 :] if not line.startswith(_BELOW_CALL)), "")
     return not below.startswith(_CALL)
 
 
 def main_thread(threads: Sequence[Thread]) -> Thread | None:
-    """The script's own thread was started by our worker, or by runpy in a script's own process."""
+    """Return the thread that runs the script, started by our worker or by runpy."""
     scripts = [
         t
         for t in threads

@@ -1,8 +1,8 @@
-"""Trace: what a rank's profile says, in a few numbers. Pure: a Chrome trace comes in.
+"""Trace: a rank's profile, summarized in a few numbers. Pure: the input is a Chrome trace.
 
-Communication is what a collective takes from its start to its end; what of it runs while the rank
-computes is overlapped, the rest is exposed: the rank does nothing else meanwhile. With kernels in
-the trace (a GPU) computing is what the kernels do, without them what the operators do.
+Communication is the time from a collective's start to its end. The part during which the rank also
+computes is overlapped; the rest is exposed. If the trace contains kernels (a GPU), computing is
+the kernels' time, otherwise the operators' time.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Operator:
     name: str
     num_calls: int
     self_s: float
-    """Without the operators it called."""
+    """Excluding the operators it called."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Of the steps in a trace, on one rank."""
+    """Totals over the steps in one rank's trace."""
 
     num_steps: int
     wall_s: float
@@ -43,11 +43,11 @@ class Summary:
     top: tuple[Operator, ...]
     num_operators: int
     short_share: float
-    """Of computing: operators shorter than 10 µs, where Python costs more than the work."""
+    """Share of computing in operators shorter than 10 µs, where Python costs more than the work."""
 
     @property
     def exposed_s(self) -> float:
-        """Communication that nothing else ran beside."""
+        """Communication that does not overlap with computing."""
         return self.communication_s - self.overlapped_s
 
     @property
@@ -57,7 +57,7 @@ class Summary:
 
 
 def summarize(trace: Mapping[str, Any]) -> Summary:
-    """The steps of a rank, all together."""
+    """Summarize all steps of a rank's trace."""
     events = [e for e in trace.get("traceEvents", []) if e.get("ph") == "X" and "dur" in e]
     steps = [_interval(e) for e in events if _STEP.match(str(e.get("name")))]
     inside = [e for e in events if _is_inside(e, steps)]
@@ -105,7 +105,7 @@ def _union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def _both(here: Sequence[Interval], there: Sequence[Interval]) -> list[Interval]:
-    """Where both are; each in order and without overlaps."""
+    """Intersect two lists of intervals, each sorted and without overlaps."""
     found, i, j = [], 0, 0
     while i < len(here) and j < len(there):
         start, end = max(here[i][0], there[j][0]), min(here[i][1], there[j][1])
@@ -123,7 +123,7 @@ def _length(intervals: Sequence[Interval]) -> float:
 
 
 def _self_times(operators: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
-    """Each call's time without the calls inside it, thread by thread."""
+    """Return each call's time without its nested calls, thread by thread."""
     threads: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for event in operators:
         threads[event.get("pid"), event.get("tid")].append(event)

@@ -1,1 +1,1 @@
-"""Is this place fit for a run? Facts are gathered on every host, judged at the client."""
+"""Check whether hosts are fit for a run: gather facts on each host, judge them at the client."""

@@ -1,7 +1,7 @@
-"""The doctor's hands on one host: `python -m drivetrain.doctor.agent`.
+"""The doctor's agent on one host: `python -m drivetrain.doctor.agent`.
 
-It is told what to do in lines of JSON, on its input or by files in a folder (`channels.py`), and
-answers in kind. It stays out of torch's way: nothing here imports it.
+It receives requests as lines of JSON on its standard input or as files in a directory
+(`channels.py`), and replies the same way. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from drivetrain.doctor.facts import Dial
 from drivetrain.doctor.host import host_facts
 from drivetrain.doctor.network import resolve
 
-# The way between two hosts, tried for real: one listens, the other dials and measures.
+# A real connection between two hosts: one listens, the other connects and measures.
 
 _PATIENCE_S = 3.0
 _PING, _STREAM = b"p", b"s"
@@ -35,13 +35,13 @@ _RESULT = struct.Struct("<Qd")
 
 
 class Listener:
-    """Answers pings and swallows streams on some ports until it is closed."""
+    """Answers pings and consumes streams on some ports until it is closed."""
 
     def __init__(self, ports: Sequence[int]) -> None:
         self._closing = threading.Event()
         self._servers: list[socket.socket] = []
         self.ports: dict[int, int] = {}
-        """Asked for → opened (0 asks for any free one); a port that is held is left out."""
+        """Requested → opened port (0 requests any free one); ports in use are left out."""
         for port in ports:
             try:
                 server = socket.create_server(("", port), backlog=64)
@@ -58,7 +58,7 @@ class Listener:
             thread.start()
 
     def close(self) -> None:
-        """Stop, and give the ports back."""
+        """Stop, and release the ports."""
         self._closing.set()
         for thread in self._threads:
             thread.join()
@@ -85,11 +85,11 @@ def _serve(connection: socket.socket) -> None:
             elif kind == _STREAM:
                 connection.sendall(_RESULT.pack(*_swallow(connection)))
         except OSError:
-            return  # the other side sees it, too, and says so
+            return  # the other side sees the error too, and reports it
 
 
 def _swallow(connection: socket.socket) -> tuple[int, float]:
-    """Bytes until the other side has no more, and the time from the first to the last."""
+    """Receive until end of stream; return the bytes after the first read, and the seconds."""
     buffer = bytearray(len(_CHUNK))
     num_bytes = connection.recv_into(buffer)
     began = time.perf_counter()
@@ -100,7 +100,7 @@ def _swallow(connection: socket.socket) -> tuple[int, float]:
 
 
 def dial(purpose: str, address: str, port: int) -> Dial:
-    """Connect once, and say what came of it in one word."""
+    """Connect once; the result's error is one word, or None if it worked."""
     try:
         socket.create_connection((address, port), timeout=_PATIENCE_S).close()
     except TimeoutError:
@@ -121,7 +121,7 @@ def _word(error: OSError) -> str:
 
 
 def latency(address: str, port: int) -> float | None:
-    """Half a round trip, the median of many; None when the connection does not last."""
+    """Return half the median round trip in seconds; None if the connection fails."""
     times = []
     try:
         with socket.create_connection((address, port), timeout=_PATIENCE_S) as connection:
@@ -138,7 +138,7 @@ def latency(address: str, port: int) -> float | None:
 
 
 def bytes_per_second(address: str, port: int) -> float | None:
-    """What one stream carries, as the receiver saw it; None when the connection does not last."""
+    """Return one stream's rate as the receiver saw it; None if the connection fails."""
     try:
         with socket.create_connection((address, port), timeout=_PATIENCE_S) as connection:
             connection.sendall(_STREAM)
@@ -147,7 +147,7 @@ def bytes_per_second(address: str, port: int) -> float | None:
                 connection.sendall(_CHUNK)
                 sent += len(_CHUNK)
             connection.shutdown(socket.SHUT_WR)
-            # what is still in the buffers has to drain through a slow link first
+            # the buffers must first drain through what may be a slow link
             connection.settimeout(10 * _PATIENCE_S)
             num_bytes, seconds = _RESULT.unpack(_receive(connection, _RESULT.size))
     except OSError:
@@ -166,7 +166,7 @@ def _receive(connection: socket.socket, num_bytes: int) -> bytes:
 
 
 TOKEN = re.compile(r"\.drivetrain-doctor-[0-9a-f]{8}")
-"""The name of a file that is left for others to see."""
+"""Names of the files that test whether other hosts see a directory."""
 CALLS = frozenset(
     {
         "facts",
@@ -184,7 +184,7 @@ CALLS = frozenset(
 
 
 class Agent:
-    """Each public method is a request; arguments and answers are JSON."""
+    """Each public method is a request; arguments and return values are JSON."""
 
     def __init__(self) -> None:
         self._listener: Listener | None = None
@@ -194,11 +194,11 @@ class Agent:
         return asdict(host_facts(ports, places))
 
     def clock(self) -> float:
-        """This host's idea of now."""
+        """Return this host's time, in seconds since the epoch."""
         return time.time()
 
     def listen(self, ports: Sequence[int]) -> dict[str, int]:
-        """Open ports to be dialled; those that are held are left out of the answer."""
+        """Open ports for others to connect to; ports in use are left out of the reply."""
         self.close_ports()
         self._listener = Listener(ports)
         return {str(asked): opened for asked, opened in self._listener.ports.items()}
@@ -209,34 +209,34 @@ class Agent:
             self._listener = None
 
     def resolve(self, name: str) -> list[str]:
-        """The addresses of a name as this host sees it."""
+        """Return the addresses that a name resolves to on this host."""
         return list(resolve(name))
 
     def dial(self, purpose: str, address: str, port: int) -> dict[str, Any]:
         return asdict(dial(purpose, address, port))
 
     def measure(self, address: str, port: int) -> dict[str, float | None]:
-        """Latency and rate to a listener."""
+        """Measure latency and rate to a listener."""
         return {
             "latency_s": latency(address, port),
             "bytes_per_s": bytes_per_second(address, port),
         }
 
     def leave(self, folder: str, name: str) -> str:
-        """Put a small file where the others should see it; the folder it went to.
+        """Write a small file that the other hosts should see; return its directory.
 
-        That is the nearest one that exists: the run makes its own.
+        That is the nearest existing parent, since the run creates its own directory.
         """
         whole = Path(folder).absolute()
         existing = next(each for each in (whole, *whole.parents) if each.is_dir())
         path = existing / _checked(name)
-        with path.open("x", encoding="utf-8") as file:  # never over another, or through a link
+        with path.open("x", encoding="utf-8") as file:  # never overwrite a file or follow a link
             file.write("drivetrain doctor\n")
         self._left.add(path)
         return str(existing)
 
     def sees(self, folder: str, name: str) -> bool:
-        """Whether it is there, for this host; a shared file system may take a second."""
+        """Whether this host sees the file; a shared file system may need a second."""
         path = Path(folder) / _checked(name)
         for _ in range(20):
             if path.exists():
@@ -245,33 +245,33 @@ class Agent:
         return False
 
     def clear(self, folder: str, name: str) -> None:
-        """Take it away again: only what this agent has put there."""
+        """Delete the file, if this agent created it."""
         path = Path(folder) / name
         if path not in self._left:
-            raise ValueError(f"this agent did not leave {path}")
+            raise ValueError(f"this agent did not create {path}")
         path.unlink(missing_ok=True)
 
 
 def answer(agent: Agent, request: Mapping[str, Any]) -> dict[str, Any]:
-    """One request, one answer; what goes wrong is an answer, too."""
+    """Handle one request; errors are returned as replies."""
     name = request.get("call")
     if name not in CALLS:
-        return {"error": f"this agent does not know {name!r}; is Drivetrain older there?"}
+        return {"error": f"this agent does not know {name!r}; is an older Drivetrain there?"}
     method: Callable[..., Any] = getattr(agent, name)
     try:
         return {"answer": method(**request["with"])}
-    except Exception as error:  # the client decides what it means
+    except Exception as error:  # the client decides what an error means
         return {"error": f"{type(error).__name__}: {error}"}
 
 
 def _checked(name: str) -> str:
     if not TOKEN.fullmatch(name):
-        raise ValueError(f"{name!r} is not a name that a doctor gives a file")
+        raise ValueError(f"{name!r} is not a name for a file of the doctor")
     return name
 
 
 def main() -> None:
-    """Until the input ends: the client is gone, or done."""
+    """Serve requests until standard input is closed."""
     agent = Agent()
     for line in sys.stdin:
         sys.stdout.write(json.dumps(answer(agent, json.loads(line))) + "\n")

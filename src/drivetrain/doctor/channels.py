@@ -1,7 +1,7 @@
-"""How the client speaks to an agent: through a pipe (this machine, ssh), or by files in a folder.
+"""How the client talks to an agent: through a pipe (this machine, ssh), or files in a directory.
 
-Neither needs the network that is being examined: ssh's port is open where a run's may not be, and a
-folder that all hosts share is there under any scheduler.
+Neither needs the network that is being examined: ssh's port is open where a run's may not be, and
+under any scheduler the hosts share a directory.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _POLL_S = 0.02
 _MEMBERS_CALLS = frozenset(
     {"facts", "clock", "listen", "close_ports", "resolve", "dial", "measure", "sees"}
 )
-"""Whoever leads a meeting leaves and clears files itself."""
+"""Calls that a member accepts; only the leader of a meeting creates and deletes files."""
 _AGENT_MODULE = "drivetrain.doctor.agent"
 AGENT = (sys.executable, "-m", _AGENT_MODULE)
 
 
 class AgentLost(EnvironmentProblem):
-    """A host could not be asked; the others can."""
+    """A host could not be reached; the others are still examined."""
 
 
 class Channel(Protocol):
@@ -49,16 +49,16 @@ class Channel(Protocol):
     name: str
 
     def ask(self, call: str, **arguments: Any) -> Any:
-        """What the agent answers; an error that names the host when it cannot."""
+        """Send a request and return the reply; raise AgentLost, naming the host, on failure."""
         ...
 
     def close(self) -> None:
-        """Let the agent go."""
+        """Release the agent."""
         ...
 
 
 class Here:
-    """An agent in this very process, for the host the client stands on."""
+    """An agent in this process, for the client's own host."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -72,14 +72,14 @@ class Here:
 
 
 class Pipe:
-    """An agent at the other end of a process's input and output."""
+    """An agent behind the standard input and output of a process."""
 
     def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
         self.name = name
         self._process = process
 
     def ask(self, call: str, **arguments: Any) -> Any:
-        """One line there, one line back."""
+        """Send one line and wait for one line."""
         assert self._process.stdin is not None  # noqa: S101 - it was started with pipes
         assert self._process.stdout is not None  # noqa: S101
         try:
@@ -97,11 +97,11 @@ class Pipe:
         if self._process.poll() is None:
             self._process.kill()
         _, said = self._process.communicate()
-        last = (said or "").strip().splitlines()[-1:] or ["it said nothing"]
+        last = (said or "").strip().splitlines()[-1:] or ["no output"]
         return _unreachable(self.name, last[0])
 
     def close(self) -> None:
-        """The end of its input is the agent's end."""
+        """Close the agent's standard input, which ends it."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             self._process.stdin.close()
         try:
@@ -118,14 +118,14 @@ def over_ssh(host: str, ssh: Sequence[str], python: str) -> Pipe:
     """Start an agent on `host`, with the same Python and PYTHONPATH as here."""
     path = os.environ.get("PYTHONPATH")
     argv = [*(["env", f"PYTHONPATH={path}"] if path else []), python, "-m", _AGENT_MODULE]
-    # ssh hands one line to a shell there
+    # ssh passes one line to the remote shell
     command = [*ssh, host, shlex.join(argv)]
     pipe = subprocess.PIPE
     return Pipe(host, subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
 
 
 class Folder:
-    """An agent that looks into a folder for what it is asked."""
+    """An agent that reads its requests from files in a directory."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
@@ -133,7 +133,7 @@ class Folder:
         self._num_asked = 0
 
     def ask(self, call: str, **arguments: Any) -> Any:
-        """A file there, a file back."""
+        """Write a request file and wait for the reply file."""
         request = {"call": call, "with": arguments}
         write_whole(self._folder / f"ask-{self._num_asked}", json.dumps(request))
         reply = self._folder / f"answer-{self._num_asked}"
@@ -146,19 +146,19 @@ class Folder:
         raise _unreachable(self.name, f"no answer in {_PATIENCE_S:.0f} s")
 
     def close(self) -> None:
-        """A last word that needs no answer."""
+        """Send a final request that needs no reply."""
         write_whole(self._folder / f"ask-{self._num_asked}", json.dumps({"call": "bye"}))
 
 
 @dataclass(frozen=True)
 class ChannelLimits:
-    """What a member does for whoever asks: no more than its own command line names."""
+    """What a member does on request: no more than its own command line names."""
 
     ports: tuple[int, ...] = ()
     places: tuple[str, ...] = ()
 
     def refuses(self, call: Any, arguments: Mapping[str, Any]) -> bool:
-        """Nothing is written for another but in the places this member was itself told of."""
+        """Whether to refuse a request: only this member's own ports and places are allowed."""
         if call not in _MEMBERS_CALLS:
             return True
         ports = set(arguments.get("ports") or ())
@@ -167,7 +167,7 @@ class ChannelLimits:
 
 
 def answer_in(folder: Path, patience_s: float, limits: ChannelLimits) -> None:
-    """Be the agent of a Folder until told to go, or until nobody has asked for so long."""
+    """Serve a Folder until dismissed, or until no request has come for `patience_s`."""
     agent = Agent()
     number, deadline = 0, time.monotonic() + patience_s
     while time.monotonic() < deadline:
@@ -189,25 +189,25 @@ def _answer(agent: Agent, request: Mapping[str, Any], limits: ChannelLimits) -> 
     call, arguments = request.get("call"), request.get("with")
     try:
         if not isinstance(arguments, dict) or limits.refuses(call, arguments):
-            return {"error": f"a member of a meeting does not do {call!r} with {arguments!r}"}
-    except TypeError:  # what cannot be compared is not what was agreed on
-        return {"error": f"a member of a meeting does not do {call!r}"}
+            return {"error": f"a member does not accept call {call!r} with {arguments!r}"}
+    except TypeError:  # unhashable arguments cannot be allowed ones
+        return {"error": f"a member does not accept call {call!r}"}
     return answer(agent, request)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What another has put into the folder; an error, as an answer, when it is no message."""
+    """Read another host's message; an invalid one becomes an error reply."""
     try:
         message = parse_json(read_text(path))
     except (OSError, ValueError, DamagedRun) as error:
-        return {"error": f"what was written cannot be read ({error})"}
-    return message if isinstance(message, dict) else {"error": "what was written is no message"}
+        return {"error": f"the message cannot be read ({error})"}
+    return message if isinstance(message, dict) else {"error": "not a valid message"}
 
 
 def _unwrapped(name: str, reply: dict[str, Any]) -> Any:
     if "answer" not in reply:
         said = str(reply.get("error") or "no answer")
-        raise AgentLost([Problem(f"doctor on {name}", said, "see that host", has_value=False)])
+        raise AgentLost([Problem(f"doctor on {name}", said, "check that host", has_value=False)])
     return reply["answer"]
 
 
@@ -216,13 +216,13 @@ def _unreachable(name: str, said: str) -> AgentLost:
         f"try `ssh {name} python -m drivetrain env` by hand; Drivetrain must be installed there"
     )
     return AgentLost(
-        [Problem(f"doctor on {name}", f"no agent answers ({said})", remedy, has_value=False)]
+        [Problem(f"doctor on {name}", f"no agent responded ({said})", remedy, has_value=False)]
     )
 
 
-# Members of a job meet in a folder: `srun drivetrain doctor --meet DIR`.
+# Members of a job meet in a directory: `srun drivetrain doctor --meet DIR`.
 #
-# Each puts down its name; the first by name is the client, the others answer it until it is done.
+# Each creates a folder with its name; the first by name is the client, the others serve it.
 
 _COME_WITHIN_S = 120.0
 _MEETING_POLL_S = 0.05
@@ -232,13 +232,13 @@ _NUM_MEMBERS = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "PET_NNODES", "DRIVETRAI
 
 
 def num_members(given: int | None, variables: Mapping[str, str] = os.environ) -> int:
-    """As the scheduler says, unless the user does."""
+    """Return the number of hosts: the user's, or else the scheduler's."""
     if given is not None:
         return given
     for name in _NUM_MEMBERS:
         if variables.get(name, "").isdigit():
             return int(variables[name])
-    problem = Problem("--members", "how many hosts will meet?", "--members N", has_value=False)
+    problem = Problem("--members", "number of hosts unknown", "give --members N", has_value=False)
     raise ConfigError([problem])
 
 
@@ -250,8 +250,8 @@ def meeting(
     variables: Mapping[str, str] = os.environ,
     host: str | None = None,
 ) -> Iterator[list[Channel] | None]:
-    """Channels to all members for the one that is first; None for the others, once dismissed."""
-    # a job's second meeting does not find the first one's leavings
+    """Yield channels to all members on the first one; on the others None, once dismissed."""
+    # a job's second meeting must not find files of the first one
     ids = [variables.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
     place = folder.absolute() / "-".join(["doctor", str(os.getuid()), *filter(None, ids)])
     _make_place(place)
@@ -275,35 +275,35 @@ def meeting(
 
 
 def host_of(name: str) -> str | None:
-    """The host whose folder has this name; None for what no member has made."""
+    """Return the host that a folder is named after; None for names that no member creates."""
     match = _FOLDER.fullmatch(name)
     return None if match is None else match[1]
 
 
 def _make_place(place: Path) -> None:
-    """Where nobody else can write: who could would be a host, and the one that asks."""
+    """Create a directory that no other user can write to: writers could pose as hosts."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         place.mkdir(mode=0o700)
     facts = place.lstat()
     if not stat.S_ISDIR(facts.st_mode) or facts.st_mode & 0o022 or not os.access(place, os.W_OK):
-        rule = f"{place.name} in it is not a folder that only you can write"
-        remedy = "remove it, or give a folder of your own"
+        rule = f"{place.name} in it is not a directory that only you can write to"
+        remedy = "remove it, or give a directory that you own"
         raise ConfigError([Problem("--meet", rule, remedy, str(place.parent))])
 
 
 def _clear_up(place: Path, own: Path) -> None:
-    """The last one takes the place away; one that is lost leaves its folder, which tells of it."""
+    """Remove this member's folder; the last one removes the place. A lost member's stays."""
     shutil.rmtree(own, ignore_errors=True)
     with suppress(OSError):
         place.rmdir()
 
 
 def _gathered(place: Path, own: str, count: int) -> list[str]:
-    """Folders of those who are here now, each named after its host.
+    """Wait for all members; return their folders, each named after its host.
 
-    Everybody writes down whose folders it sees. A folder's name holds a number drawn for this
-    meeting, so who has written down mine is here: what an earlier meeting left cannot have.
+    Every member writes down which folders it sees. A folder's name contains a random number for
+    this meeting, so a member that has written down mine is present; leftovers cannot have.
     """
     deadline = time.monotonic() + _COME_WITHIN_S
     here, said = [own], [""]
@@ -317,13 +317,13 @@ def _gathered(place: Path, own: str, count: int) -> list[str]:
             return here
         time.sleep(_MEETING_POLL_S)
     hosts = ", ".join(host_of(name) or name for name in here)
-    remedy = "see that all of them have this folder, and start them together; or --members N"
-    rule = f"{len(here)} of {count} hosts came ({hosts})"
+    remedy = "check that all hosts share this directory; start them together; or give --members N"
+    rule = f"{len(here)} of {count} hosts arrived ({hosts})"
     raise ConfigError([Problem("--meet", rule, remedy, str(place))])
 
 
 def _members(place: Path) -> list[str]:
-    """Folders that members may have made, in order; links are not followed."""
+    """Return folders that members may have created, sorted; links are not followed."""
     with os.scandir(place) as entries:
         found = [e.name for e in entries if host_of(e.name) and e.is_dir(follow_symlinks=False)]
     return sorted(found)

@@ -1,4 +1,4 @@
-"""Asking every host, and every pair of them: from channels to an Examination."""
+"""Examine every host and every pair of hosts: from channels to an Examination."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from drivetrain.doctor.network import collective_address, is_loopback
 
 Paired = TypeVar("Paired")
 
-# Up to so many rounds, all pairs of 64 hosts; of more hosts each still meets 63 others.
+# At most this many rounds: all pairs of 64 hosts; with more hosts each still tests 63 others.
 MOST_ROUNDS = 63
 
 
 def rounds(members: Sequence[Paired], most: int = MOST_ROUNDS) -> list[list[tuple[Paired, Paired]]]:
-    """Disjoint pairs, round by round; an odd member sits out."""
+    """Return rounds of disjoint pairs; with an odd number, one member sits out each round."""
     circle: list[Paired | None] = [*members, *([None] if len(members) % 2 else [])]
     found = []
     for _ in range(min(most, max(0, len(circle) - 1))):
@@ -56,7 +56,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class HostQuestion:
-    """What the run will use, and so what is examined."""
+    """What the run will use, and what is therefore examined."""
 
     ports: tuple[int, ...] = ()
     run_dir: str | None = None
@@ -67,13 +67,13 @@ class HostQuestion:
 
     @property
     def places(self) -> list[str]:
-        """Where the run will write."""
+        """The places the run will write to."""
         return [place for place in (self.run_dir, self.store) if place]
 
 
 @dataclass(frozen=True)
 class ExaminedHost:
-    """A host that answered, its agent, and the port opened for each one asked for."""
+    """A host that responded, its agent, and the port opened for each requested one."""
 
     channel: Channel
     facts: HostFacts
@@ -83,7 +83,7 @@ class ExaminedHost:
 def examine(
     channels: Sequence[Channel], question: HostQuestion, say: Callable[[str], None] = lambda _: None
 ) -> tuple[Examination, list[EnvironmentFinding]]:
-    """Everything there is to find out, and the hosts that could not be asked."""
+    """Examine all hosts; also return a finding for each one that could not be reached."""
     say(f"asking {len(channels)} host{'s' * (len(channels) > 1)}")
     ports, places = list(question.ports), question.places
     answers = _side_by_side(channels, lambda c: _facts(c, ports, places))
@@ -112,13 +112,13 @@ def _facts(
     except AgentLost as error:
         rule, remedy = error.problems[0].rule, error.problems[0].remedy
     except ValidationError as error:
-        rule = f"its answer is none ({error.error_count()} facts are missing or wrong)"
+        rule = f"its answer is invalid ({error.error_count()} facts are missing or wrong)"
         remedy = "is the same Drivetrain installed there?"
     return EnvironmentFinding("reach", "error", (channel.name,), "cannot be examined", rule, remedy)
 
 
 def _clock(member: ExaminedHost) -> ClockOffset:
-    """The reading with the shortest way there and back is the surest."""
+    """Measure a clock's offset; the reading with the shortest round trip is the most accurate."""
     best = ClockOffset(member.facts.name, 0.0, float("inf"))
     for _ in range(_NUM_CLOCK_READINGS):
         before = time.time()
@@ -139,7 +139,7 @@ def _links(
     try:
         plan = rounds(listening)
         for number, pairs in enumerate(plan, start=1):
-            say(f"trying the ways between hosts, round {number} of {len(plan)}")
+            say(f"testing connections between hosts, round {number} of {len(plan)}")
             found += [link for links in _side_by_side(pairs, _both_ways) for link in links]
         found = _looked_at_twice(found, members, question.expected)
     finally:
@@ -150,7 +150,7 @@ def _links(
 def _looked_at_twice(
     links: Sequence[HostLink], members: Sequence[ExaminedHost], expected: Expected
 ) -> list[HostLink]:
-    """What looks slow is measured again, alone; a host busy for a moment is no slow link."""
+    """Measure slow-looking links again, one at a time: a host may only have been busy."""
     again = doubtful(links, expected)
     by_name = {member.facts.name: member for member in members}
     return [
@@ -178,7 +178,7 @@ def _listen(member: ExaminedHost, ports: list[int]) -> ExaminedHost:
 
 
 def _both_ways(pair: tuple[ExaminedHost, ExaminedHost]) -> list[HostLink]:
-    # one after the other: they share the wire
+    # one after the other, since they share the link
     return [_link(*pair), _link(*reversed(pair))]
 
 
@@ -194,7 +194,7 @@ def _link(source: ExaminedHost, target: ExaminedHost) -> HostLink:
     free_port = target.opened[_ANY_PORT]
     addresses = _addresses(target.facts, resolved)
     reached = next((a for a in addresses if dial("collective", a, free_port)), None)
-    # where nothing answers, the ports are tried all the same: a firewall may let just them through
+    # test the ports even if nothing responds: a firewall may allow only these
     for port, opened in target.opened.items():
         if port != _ANY_PORT and addresses:
             dial("port", reached or addresses[0], opened)
@@ -205,7 +205,7 @@ def _link(source: ExaminedHost, target: ExaminedHost) -> HostLink:
 
 
 def _addresses(target: HostFacts, resolved: Sequence[str]) -> list[str]:
-    """Where the target may be reached: first where its ranks will say they are."""
+    """Return candidate addresses of the target, the one its ranks will advertise first."""
     advertised = collective_address(target.variables, target.own_addresses, target.interfaces)
     own = [interface.address for interface in target.interfaces if interface.is_up]
     candidates = [*([advertised] if advertised else []), *resolved, *own]
@@ -213,14 +213,14 @@ def _addresses(target: HostFacts, resolved: Sequence[str]) -> list[str]:
 
 
 def _shared(members: Sequence[ExaminedHost], run_dir: str | None) -> dict[str, bool]:
-    """Whether each host sees a file that the first one has just written."""
+    """Return whether each other host sees a file that the first one has just written."""
     if run_dir is None or "://" in run_dir or len(members) < 2:
         return {}
     name = f".drivetrain-doctor-{uuid.uuid4().hex[:8]}"
     first, *others = members
     try:
         folder = first.channel.ask("leave", folder=run_dir, name=name)
-    except EnvironmentProblem:  # it cannot be written to at all, which the storage check says
+    except EnvironmentProblem:  # not writable at all, which the storage check reports
         return {}
     try:
         seen = _side_by_side(

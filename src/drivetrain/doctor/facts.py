@@ -1,4 +1,4 @@
-"""Facts: what a host and the way between two hosts look like, as values that travel as JSON."""
+"""Facts about a host and about a link between two hosts, as values that are sent as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Interface:
 
 @dataclass(frozen=True)
 class Adapter:
-    """What carries collectives past the kernel: InfiniBand, RoCE (over Ethernet) or AWS's EFA."""
+    """A network adapter that bypasses the kernel: InfiniBand, RoCE (over Ethernet) or AWS EFA."""
 
     name: str
     kind: str
@@ -40,7 +40,7 @@ class HostDevice:
 
 @dataclass(frozen=True)
 class PortUse:
-    """A port the run wants; held by another process if `pid` is not None."""
+    """A port the run needs; `pid` is the process that holds it, if known."""
 
     port: int
     is_free: bool
@@ -52,7 +52,7 @@ class PortUse:
 
 @dataclass(frozen=True)
 class HostLimits:
-    """What the system lets one process have; None where there is no limit."""
+    """Resource limits of one process; None where there is no limit."""
 
     open_files: int | None
     locked_memory_bytes: int | None
@@ -61,11 +61,11 @@ class HostLimits:
 
 @dataclass(frozen=True)
 class StorageProbe:
-    """A place that was written to, read back, renamed in and cleaned up again."""
+    """The result of writing, reading back, renaming and deleting a file in one place."""
 
     address: str
     failed_at: str | None
-    """The act that failed, None when all went well."""
+    """The operation that failed; None if all succeeded."""
     error: str = ""
     free_bytes: int | None = None
     total_bytes: int | None = None
@@ -74,7 +74,7 @@ class StorageProbe:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """Everything one host says about itself."""
+    """Everything one host reports about itself."""
 
     name: str
     versions: dict[str, str]
@@ -82,9 +82,9 @@ class HostFacts:
     adapters: tuple[Adapter, ...]
     interfaces: tuple[Interface, ...]
     own_addresses: tuple[str, ...]
-    """What the host's own name resolves to, in order; empty when it does not."""
+    """What the host's own name resolves to, in order; empty if it does not resolve."""
     variables: dict[str, str]
-    """Environment variables that steer a run; what looks secret has been taken out."""
+    """Environment variables that affect a run, with secrets removed."""
     limits: HostLimits
     shm_total_bytes: int | None
     shm_free_bytes: int | None
@@ -94,12 +94,12 @@ class HostFacts:
     ports: tuple[PortUse, ...] = ()
     storage: tuple[StorageProbe, ...] = ()
     modules: tuple[str, ...] = ()
-    """Kernel modules that matter to GPUs' traffic."""
+    """Kernel modules that are relevant for GPU traffic."""
 
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """A host's clock against the client's; the truth is within `uncertainty_s` of `offset_s`."""
+    """A host's clock relative to the client's: `offset_s` ± `uncertainty_s`."""
 
     host: str
     offset_s: float
@@ -108,19 +108,19 @@ class ClockOffset:
 
 @dataclass(frozen=True)
 class Dial:
-    """One attempt to connect: to what end, where, and what came of it."""
+    """One attempt to connect: its purpose, address and result."""
 
     purpose: str
-    """port: one the run was told to use. collective: a free port, as gloo and NCCL use."""
+    """port: one that the run will use. collective: any free port, as gloo and NCCL use."""
     address: str
     port: int
     error: str | None
-    """None: connected. silent: no answer. refused, unreachable: as the system says it."""
+    """None: connected. silent: no response. refused, unreachable: as the system reports it."""
 
 
 @dataclass(frozen=True)
 class HostLink:
-    """The way from one host to another."""
+    """The network path from one host to another."""
 
     source: str
     target: str
@@ -133,7 +133,7 @@ class HostLink:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the cluster should be like; None where nobody has said."""
+    """What the cluster should provide; None where not specified."""
 
     bytes_per_s: float | None = None
     latency_s: float | None = None
@@ -142,21 +142,21 @@ class Expected:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """The time-outs one run will have, each under the name its user knows."""
+    """The timeouts of one run, under the names that its user knows."""
 
     collective_s: float = 600.0
     stall_s: float = 60.0
     slow_s: float = 900.0
     grace_s: float = 30.0
     keep_alive_s: float | None = None
-    """torchelastic's: how long a silent node counts as alive; None: its default."""
+    """torchelastic's keep-alive: how long a silent node counts as alive; None: its default."""
     target_grace_s: float | None = None
-    """How long the scheduler waits between SIGTERM and SIGKILL; None: not known."""
+    """How long the scheduler waits between SIGTERM and SIGKILL; None: unknown."""
 
 
 @dataclass(frozen=True)
 class Examination:
-    """All that was found out, before it is judged."""
+    """Everything that was gathered, before it is judged."""
 
     hosts: tuple[HostFacts, ...]
     links: tuple[HostLink, ...] = ()
@@ -165,16 +165,16 @@ class Examination:
     timeouts: Timeouts = Timeouts()
     target: str | None = None
     sees_token: dict[str, bool] = field(default_factory=dict)
-    """Whether each host sees a file that the first one wrote into the run's directory."""
+    """Whether each host sees a file that the first one wrote into the run directory."""
 
 
-# What most hosts have, and who differs.
+# What most hosts have, and which ones differ.
 
 Value = TypeVar("Value")
 
 
 def odd_ones(values: Mapping[str, Value]) -> tuple[Value, dict[str, Value]] | None:
-    """The commonest value (of equals, the first) and the hosts with another; None if alike."""
+    """Return the commonest value (the first, if tied) and the hosts that differ; None if alike."""
     if len(set(values.values())) < 2:
         return None
     usual = Counter(values.values()).most_common(1)[0][0]

@@ -20,7 +20,7 @@ from drivetrain.doctor.facts import Adapter, HostDevice, HostFacts, HostLimits
 from drivetrain.doctor.network import port_use
 from drivetrain.doctor.storage import probe
 
-# Which software is installed, without importing any of it: torch alone would take seconds.
+# Installed software, without importing any of it: torch alone would take seconds.
 
 _PACKAGES = (
     "torch",
@@ -41,7 +41,7 @@ _CUDA = re.compile(r"^cuda\b[^=]*= *['\"]([\d.]+)['\"]", re.MULTILINE)
 
 
 def installed() -> dict[str, str]:
-    """Name → version, of what a run depends on."""
+    """Return the versions of the software that a run depends on."""
     found = {"python": platform.python_version(), "drivetrain": __version__}
     for distribution in metadata.distributions():
         name = (distribution.metadata["Name"] or "").lower()
@@ -78,7 +78,7 @@ _MODULES = ("nvidia", "nvidia_peermem", "nv_peer_mem", "gdrdrv", "efa", "mlx5_ib
 
 
 def devices() -> tuple[HostDevice, ...]:
-    """The GPUs nvidia-smi lists; none without a driver."""
+    """Return the GPUs that nvidia-smi lists; none without a driver."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ()
@@ -97,7 +97,7 @@ def _device(line: str) -> HostDevice:
 
 
 def adapters(folder: Path = Path("/sys/class/infiniband")) -> tuple[Adapter, ...]:
-    """InfiniBand, RoCE and EFA all stand in the same place; who made them tells them apart."""
+    """Return InfiniBand, RoCE and EFA adapters, told apart by vendor and link layer."""
     try:
         names = sorted(os.listdir(folder))
     except OSError:
@@ -117,13 +117,13 @@ def _adapter(folder: Path) -> Adapter:
 
 
 def modules() -> tuple[str, ...]:
-    """Those of the kernel's modules that GPU traffic needs."""
+    """Return the loaded kernel modules that are relevant for GPU traffic."""
     loaded = {line.split()[0] for line in _read(Path("/proc/modules")).splitlines() if line}
     return tuple(name for name in _MODULES if name in loaded)
 
 
 def limits() -> HostLimits:
-    """The soft ones: what a process gets unless it asks for more."""
+    """Return the soft limits, which a process gets unless it asks for more."""
     import resource
 
     def soft(which: int) -> int | None:
@@ -136,7 +136,7 @@ def limits() -> HostLimits:
 
 
 def memory_bytes() -> int | None:
-    """Of the machine."""
+    """Return the machine's memory."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
@@ -144,16 +144,16 @@ def memory_bytes() -> int | None:
 
 
 def memory_limit_bytes() -> int | None:
-    """Of this container or job, by cgroup version 2 or 1; None when there is none."""
+    """Return the memory limit of this container or job (cgroup v2 or v1); None if there is none."""
     for path in ("memory.max", "memory/memory.limit_in_bytes"):
         text = _read(Path("/sys/fs/cgroup") / path)
-        if text.isdigit() and int(text) < 2**60:  # version 1 says "none" with a huge number
+        if text.isdigit() and int(text) < 2**60:  # cgroup v1 uses a huge number for "no limit"
             return int(text)
     return None
 
 
 def num_cores() -> int:
-    """Those this process may use."""
+    """Return the number of cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -196,7 +196,7 @@ _STEERING = (
 
 
 def host_facts(ports: Sequence[int] = (), places: Sequence[str] = ()) -> HostFacts:
-    """What this host is like; `ports` and `places` are those the run will use."""
+    """Gather this host's facts; `ports` and `places` are those the run will use."""
     name = socket.gethostname()
     shm_total, shm_free = _shared_memory()
     return HostFacts(
@@ -220,7 +220,7 @@ def host_facts(ports: Sequence[int] = (), places: Sequence[str] = ()) -> HostFac
 
 
 def steering_variables() -> dict[str, str]:
-    """Environment variables that change what a run does, without secrets."""
+    """Return the environment variables that affect a run, without secrets."""
     chosen = {name: text for name, text in os.environ.items() if name.startswith(_STEERING)}
     return without_secrets(dict(sorted(chosen.items())))
 

@@ -1,7 +1,7 @@
-"""This host's interfaces and names.
+"""This host's interfaces, names and ports.
 
-The kernel is asked, not /sys: that shows the network of whoever mounted it, which in a container
-need not be one's own.
+Interfaces are read from the kernel, not from /sys, which in a container may show the network of
+another namespace (the one it was mounted in).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UP, _LOOPBACK = 0x1, 0x8
 
 
 def interfaces() -> tuple[Interface, ...]:
-    """Those that have an IPv4 address, in the kernel's order."""
+    """Return the interfaces that have an IPv4 address, in the kernel's order."""
     if sys.platform != "linux":
         return ()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
@@ -46,7 +46,7 @@ def _interface(descriptor: int, name: str) -> Interface | None:
 
 
 def resolve(name: str) -> tuple[str, ...]:
-    """The addresses of a name, as a program on this host gets them; empty when there are none."""
+    """Return the addresses that a name resolves to on this host; empty if there are none."""
     try:
         answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -55,16 +55,16 @@ def resolve(name: str) -> tuple[str, ...]:
 
 
 def is_loopback(address: str) -> bool:
-    """127.0.1.1 is, too: Debian's installer writes that one."""
+    """True also for 127.0.1.1, which Debian's installer writes."""
     return address.startswith("127.") or address == "::1"
 
 
 def collective_address(
     variables: Mapping[str, str], own_addresses: Sequence[str], found: Sequence[Interface]
 ) -> str | None:
-    """The address gloo gives to the other ranks: of the interface it is told, or of its own name.
+    """Return the address gloo advertises: that of GLOO_SOCKET_IFNAME, or of the host's own name.
 
-    None when that cannot be known, because the interface is not there or the name has no address.
+    None if the interface does not exist or the name has no address.
     """
     wanted = variables.get("GLOO_SOCKET_IFNAME")
     if wanted:
@@ -75,7 +75,7 @@ def collective_address(
 
 
 def nccl_interface(variables: Mapping[str, str], found: Sequence[Interface]) -> str | None:
-    """The interface NCCL's bootstrap takes: ib* first, docker* and lo last."""
+    """Return the interface that NCCL's bootstrap uses: ib* first, docker* and lo last."""
     usable = [each for each in found if each.is_up]
     wanted = variables.get("NCCL_SOCKET_IFNAME", "")
     if wanted:
@@ -90,7 +90,7 @@ def nccl_interface(variables: Mapping[str, str], found: Sequence[Interface]) -> 
 
 
 def _is_meant(name: str, wanted: str) -> bool:
-    """NCCL's own rules: prefixes, `=` for whole names, `^` for all but these."""
+    """Apply NCCL's rules: prefixes, `=` for whole names, `^` to exclude."""
     is_exclusion = wanted.startswith("^")
     exact = wanted.lstrip("^").startswith("=")
     patterns = wanted.lstrip("^=").split(",")
@@ -102,9 +102,9 @@ _LISTENING = "0A"
 
 
 def port_use(port: int) -> PortUse:
-    """Whether a server could open the port here, and who is in the way."""
+    """Return whether a server could open the port here, or else which process holds it."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trying:
-        # as servers do: connections that are only fading out are not in the way
+        # as servers do: connections in TIME_WAIT do not block the port
         trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trying.bind(("", port))
@@ -138,12 +138,12 @@ def _listening_inodes(port: int) -> list[str]:
 def _holds(folder: Path, sockets: set[str]) -> bool:
     try:
         return any(os.readlink(entry) in sockets for entry in (folder / "fd").iterdir())
-    except OSError:  # another user's, or just gone
+    except OSError:  # another user's process, or one that just exited
         return False
 
 
 def _described(folder: Path) -> tuple[str, float | None, bool]:
-    """Its command line, its age, and whether the process that started it is gone."""
+    """Return a process's command line, its age, and whether its parent is gone."""
     try:
         words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         fields = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
@@ -155,7 +155,7 @@ def _described(folder: Path) -> tuple[str, float | None, bool]:
 
 
 def age_text(age_s: float | None) -> str:
-    """Roughly; for evidence."""
+    """Return when a process was started, as text for evidence."""
     if age_s is None:
         return "unknown age"
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - age_s))

@@ -1,4 +1,4 @@
-"""From the words of `drivetrain train` to what has to be examined for them."""
+"""Derive what to examine from the arguments of `drivetrain train`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from drivetrain.doctor.facts import Expected, Timeouts
 
 @dataclass(frozen=True)
 class TrainFlags:
-    """A command line, as far as the doctor reads it: flags by name, and config values by key."""
+    """The part of a command line that the doctor reads: flags by name, config values by key."""
 
     flags: dict[str, str] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
 
 
 def read_train_flags(argv: Sequence[str]) -> TrainFlags:
-    """Flags with values and `key=value`; all else is the script's affair."""
+    """Parse flags with values and `key=value`; everything else belongs to the script."""
     flags: dict[str, str] = {}
     values: dict[str, Any] = {}
     queue = list(argv)
@@ -55,7 +55,7 @@ def _config(path: str) -> dict[str, Any]:
 
 
 def timeouts_of(given: TrainFlags, target_grace_s: float | None = None) -> Timeouts:
-    """Those that were given, the rest as they are by default."""
+    """Return the timeouts that were given, and defaults for the rest."""
     usual = Timeouts()
     return Timeouts(
         collective_s=_seconds("parallel.timeout_s", given.values, usual.collective_s),
@@ -77,13 +77,13 @@ def _keep_alive(given: TrainFlags) -> float | None:
 
 
 def ports_of(given: TrainFlags, ports: Sequence[int]) -> tuple[int, ...]:
-    """Those named to the doctor, and those the run was told to meet at."""
+    """Return the doctor's own ports and those of the run's rendezvous."""
     named = [given.flags.get("--rdzv-endpoint", "").rpartition(":")[2]]
     named += [given.flags.get("--master-port", "")]
     found = [*ports, *(int(port) for port in named if port.isdigit() and int(port))]
     for port in found:
         if not 0 < port < 65536:
-            raise ConfigError([Problem("--port", "no such port", "use 1 to 65535", port)])
+            raise ConfigError([Problem("--port", "not a port number", "use 1 to 65535", port)])
     return tuple(dict.fromkeys(found))
 
 
@@ -99,7 +99,7 @@ def _seconds(name: str, among: dict[str, Any], usual: float) -> float:
 
 
 def read_expected(said: str) -> Expected:
-    """Of a cluster file or a name of the catalogue; a file may speak of the network alone."""
+    """Read a cluster file or a name from the catalogue; a file may describe only the network."""
     given = read_cluster(said)
     if given.device is None and given.instance is None:
         link = None if given.between is None else link_of(given.between, catalogue())
@@ -110,7 +110,7 @@ def read_expected(said: str) -> Expected:
 
 
 def _expected(link: Link | None, num_devices: int | None) -> Expected:
-    """A latency of 0 was not stated."""
+    """Build Expected; a latency of 0 means that none was given."""
     return Expected(
         bytes_per_s=None if link is None else link.bytes_per_s,
         latency_s=None if link is None else link.latency_s or None,

@@ -1,4 +1,4 @@
-"""What was examined and found, and the NCCL settings that fit: as text and as JSON."""
+"""The doctor's report and matching NCCL settings, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from drivetrain.doctor.facts import Adapter, Examination, HostFacts, HostLink
 from drivetrain.doctor.host import SHM
 from drivetrain.doctor.network import collective_address, nccl_interface
 
-# Settings for NCCL that fit the network found, each with its reason.
+# Settings for NCCL that match the detected network, each with its reason.
 #
-# They follow NCCL's, libfabric's and the aws-ofi-nccl plug-in's documentation; none of them has
-# been run on such hardware here.
+# They follow the documentation of NCCL, libfabric and the aws-ofi-nccl plug-in; none of them has
+# been tested on such hardware.
 
 Fabric = Literal["efa", "infiniband", "roce", "ethernet"]
 
@@ -33,14 +33,14 @@ class NCCLSetting:
 
 
 def fabric_of(host: HostFacts) -> Fabric:
-    """The fastest way out of the host; adapters that are down do not count."""
+    """Return the host's fastest fabric; adapters that are down do not count."""
     kinds = {adapter.kind for adapter in host.adapters if adapter.is_up}
     order: tuple[Fabric, ...] = ("efa", "infiniband", "roce")
     return next((kind for kind in order if kind in kinds), "ethernet")
 
 
 def settings_for(host: HostFacts) -> list[NCCLSetting]:
-    """What to export for this host's fabric."""
+    """Return the variables to export for this host's fabric."""
     fabric = fabric_of(host)
     adapters = [each for each in host.adapters if each.kind == fabric and each.is_up]
     return [*_bootstrap(host), *_data_path(fabric, adapters, host)]
@@ -49,40 +49,40 @@ def settings_for(host: HostFacts) -> list[NCCLSetting]:
 def _bootstrap(host: HostFacts) -> Iterator[NCCLSetting]:
     interface = suggested(host)
     if interface is not None:
-        reason = "ranks find each other over it; else a container bridge may be taken"
+        reason = "ranks find each other over it; otherwise a container bridge may be used"
         yield NCCLSetting("NCCL_SOCKET_IFNAME", f"={interface}", reason)
-        yield NCCLSetting("GLOO_SOCKET_IFNAME", interface, "the same for gloo, which takes no `=`")
+        yield NCCLSetting("GLOO_SOCKET_IFNAME", interface, "the same for gloo, without the `=`")
 
 
 def _data_path(fabric: Fabric, adapters: list[Adapter], host: HostFacts) -> Iterator[NCCLSetting]:
     has_peer_memory = bool({"nvidia_peermem", "nv_peer_mem"} & set(host.modules))
     names = ",".join(adapter.name for adapter in adapters)
     if fabric == "ethernet":
-        reason = "there is no InfiniBand: without it NCCL searches for one, and says so in its log"
+        reason = "there is no InfiniBand: without this, NCCL searches for it and logs that"
         yield NCCLSetting("NCCL_IB_DISABLE", "1", reason)
-        reason = "one thread does not fill a link of 25 Gbit/s and more; on slower ones 1 is enough"
+        reason = "one thread does not saturate 25 Gbit/s or more; on slower links 1 is enough"
         yield NCCLSetting("NCCL_SOCKET_NTHREADS", "4", reason)
-        reason = "several sockets per thread share the load over a link's queues"
+        reason = "several sockets per thread spread the load over a link's queues"
         yield NCCLSetting("NCCL_NSOCKS_PERTHREAD", "4", reason)
     if fabric in ("infiniband", "roce"):
-        reason = "these are up; a port that is down, or for storage, would be tried else"
+        reason = "these are up; otherwise NCCL would also try ports that are down or for storage"
         yield NCCLSetting("NCCL_IB_HCA", f"={names}", reason)
     if fabric in ("infiniband", "roce") and not has_peer_memory:
-        reason = "nvidia_peermem is not loaded, and GPUs cannot be read by the card directly;"
+        reason = "nvidia_peermem is not loaded, so the adapter cannot read GPU memory directly;"
         yield NCCLSetting(
             "NCCL_NET_GDR_LEVEL", "LOC", f"{reason} `modprobe nvidia_peermem` is better"
         )
     if fabric == "efa":
-        yield NCCLSetting("FI_PROVIDER", "efa", "libfabric is not to fall back to TCP in silence")
-        reason = "the plug-in aws-ofi-nccl carries NCCL over EFA; named, its absence is an error"
-        yield NCCLSetting("NCCL_NET", "AWS Libfabric", f"{reason}, where NCCL would take TCP")
+        yield NCCLSetting("FI_PROVIDER", "efa", "keeps libfabric from silently using TCP")
+        reason = "aws-ofi-nccl carries NCCL over EFA; if it is named here, its absence is an error"
+        yield NCCLSetting("NCCL_NET", "AWS Libfabric", f"{reason}, not a fallback to TCP")
 
 
-# What was examined and found, as text for people and as JSON for programs.
+# The report, as text for people and as JSON for programs.
 
 
 def as_dict(examination: Examination, findings: Sequence[EnvironmentFinding]) -> dict[str, Any]:
-    """Findings, the settings proposed, and every fact they rest on."""
+    """Return the findings, the proposed settings, and all facts behind them."""
     return {
         "findings": [finding.to_dict() for finding in findings],
         "settings": {
@@ -94,7 +94,7 @@ def as_dict(examination: Examination, findings: Sequence[EnvironmentFinding]) ->
 
 
 def as_lines(examination: Examination, findings: Sequence[EnvironmentFinding]) -> Iterator[str]:
-    """The hosts, the ways between them, then what is wrong, the worst first."""
+    """Yield the hosts, the links between them, then the findings in their order."""
     width = max((len(host.name) for host in examination.hosts), default=0)
     for host in examination.hosts:
         yield f"{host.name:<{width}}  {_host(host)}"
@@ -131,9 +131,9 @@ def _links(links: Sequence[HostLink]) -> str:
     rates = [link.bytes_per_s for link in links if link.bytes_per_s is not None]
     delays = [link.latency_s for link in links if link.latency_s is not None]
     if not rates or not delays:
-        return f"{len(links)} ways between hosts: none of them works"
+        return f"{len(links)} links between hosts: none of them works"
     return (
-        f"{len(rates)} of {len(links)} ways between hosts work: one stream carries"
+        f"{len(rates)} of {len(links)} links between hosts work: one stream carries"
         f" {min(rates) * 8e-9:.2f}–{max(rates) * 8e-9:.2f} Gbit/s,"
         f" {median(delays) * 1e6:.0f} µs one way"
     )
@@ -149,12 +149,12 @@ def _finding(number: int, finding: EnvironmentFinding) -> Iterator[str]:
 def _verdict(findings: Sequence[EnvironmentFinding]) -> str:
     errors = sum(finding.severity == "error" for finding in findings)
     if not findings:
-        return "nothing found that stands in a run's way"
-    return f"{errors} error{'s' * (errors != 1)}, {len(findings) - errors} to think about"
+        return "no problems found"
+    return f"{errors} error{'s' * (errors != 1)}, {len(findings) - errors} to review"
 
 
 def _settings(examination: Examination) -> Iterator[str]:
-    """Only where NCCL will be used, or where there is more than Ethernet."""
+    """Yield settings only where NCCL will be used, or where there is more than Ethernet."""
     shown = [host for host in examination.hosts if host.devices or host.adapters]
     if not shown or (len(examination.hosts) < 2 and not shown[0].adapters):
         return
@@ -164,14 +164,14 @@ def _settings(examination: Examination) -> Iterator[str]:
         groups.setdefault(key, []).append(host.name)
     for settings, names in groups.items():
         yield ""
-        yield f"settings for {', '.join(names)} (from NCCL's documents; not tried on hardware):"
+        yield f"settings for {', '.join(names)} (from NCCL's manual; not tested on hardware):"
         for name, value, reason in settings:
             yield f"  export {name}={shlex.quote(value)}"
             yield f"      # {reason}"
 
 
 def paste_lines(host: HostFacts) -> Iterator[str]:
-    """In the order a reader asks: which software, which machine, which network, which settings."""
+    """Yield one host's environment for pasting: software, machine, network, settings."""
     yield "### Drivetrain environment"
     yield "```"
     for name, version in host.versions.items():

@@ -1,4 +1,4 @@
-"""Does a place keep what is written to it? Write, read back, rename, delete: for real."""
+"""Test a place by really writing, reading back, renaming and deleting a file."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _STORE_PATIENCE_S = 15.0
 
 
 def probe(address: str) -> StorageProbe:
-    """A folder, or anything fsspec reaches (s3://…)."""
+    """Test a directory, or any address that fsspec supports (s3://…)."""
     if "://" not in address or address.startswith("file://"):
         return probe_folder(Path(address.removeprefix("file://")))
     return _probe_store_apart(address)
 
 
 def probe_folder(folder: Path) -> StorageProbe:
-    """What a checkpoint does, with a small file, in the folder or where it will be made."""
+    """Do what a checkpoint does, with a small file, in the nearest existing directory."""
     existing = _nearest_existing(folder)
     data = os.urandom(2**20) * (_PROBE_BYTES // 2**20)
     target = existing / f".drivetrain-doctor-{uuid.uuid4().hex[:8]}"
@@ -43,7 +43,9 @@ def probe_folder(folder: Path) -> StorageProbe:
             rate = len(data) / (time.perf_counter() - began)
             act = "read back"
             if partial.read_bytes() != data:
-                return StorageProbe(str(folder), act, "other bytes than were written", free, total)
+                return StorageProbe(
+                    str(folder), act, "the bytes differ from what was written", free, total
+                )
             act = "rename"
             partial.rename(target)
             act = "link"
@@ -52,7 +54,7 @@ def probe_folder(folder: Path) -> StorageProbe:
         target.unlink()
     except OSError as error:
         free, total = _space(existing)
-        with suppress(OSError):  # where nothing can be written, nothing can be deleted
+        with suppress(OSError):  # deleting may fail where writing did
             target.unlink(missing_ok=True)
         return StorageProbe(str(folder), act, _reason(error), free, total)
     return StorageProbe(str(folder), None, "", free, total, rate)
@@ -84,7 +86,7 @@ def _reason(error: OSError) -> str:
 
 
 def _probe_store_apart(address: str) -> StorageProbe:
-    """In a process of its own: libraries retry for minutes, and a verdict is wanted in seconds."""
+    """Test a store in a separate process: libraries retry for minutes, the doctor needs seconds."""
     command = [sys.executable, "-m", "drivetrain.doctor.storage", address]
     try:
         result = subprocess.run(
@@ -99,7 +101,7 @@ def _probe_store_apart(address: str) -> StorageProbe:
 
 
 def probe_store(address: str) -> StorageProbe:
-    """An object store has no rename: what counts is that a put is whole and can be deleted."""
+    """Test an object store, which has no rename: put, read back and delete an object."""
     from drivetrain.checkpoint.storage import storage_at
 
     data = os.urandom(2**20)
@@ -113,7 +115,7 @@ def probe_store(address: str) -> StorageProbe:
         rate = len(data) / (time.perf_counter() - began)
         act = "read back"
         if storage.read(name) != data:
-            return StorageProbe(address, act, "other bytes than were written")
+            return StorageProbe(address, act, "the bytes differ from what was written")
         act = "delete"
         storage.remove(name)
         if storage.size(name) is not None:

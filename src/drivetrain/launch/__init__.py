@@ -1,1 +1,1 @@
-"""Starting a script's ranks on a target, and saying why they stopped."""
+"""Starting a script's ranks on a target, and reporting why they stopped."""

@@ -1,10 +1,10 @@
-"""What was typed after `drivetrain train`, taken apart.
+"""Parsing the command line of `drivetrain train`.
 
     drivetrain train [flags] SCRIPT [flags] [the script's own arguments]
 
-Flags are torchrun's, read from torchrun's own parser so that none is missing, and the names other
-documents use (`--script`, `--num-gpus` …). After the script only flags that start ranks are taken;
-the first word that is not one of them begins the script's arguments, and `--` ends the search.
+Flags are torchrun's, read from torchrun's own parser so that none is missing, and their aliases
+(`--script`, `--num-gpus` …). After the script, only flags that start ranks are recognized; the
+first argument that is not one of them begins the script's arguments, and `--` ends the search.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from drivetrain.core.hints import nearest
 
 
 class HelpAsked(Exception):
-    """--help stands where a flag of ours may stand: before the script."""
+    """--help was given before the script."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A script, its arguments, and how its ranks are to be started."""
+    """A script, its arguments, and the flags for starting its ranks."""
 
     script: str
     script_args: tuple[str, ...]
     launcher_args: tuple[str, ...]
-    """torchrun's flags, spelled torchrun's way."""
+    """Flags in torchrun's spelling."""
 
     @property
     def is_module(self) -> bool:
-        """Whether the script is named as a module."""
+        """Whether the script is given as a module (-m)."""
         return not {"-m", "--module"}.isdisjoint(self.launcher_args)
 
     @property
     def torchrun_args(self) -> list[str]:
-        """The same as a torchrun command line."""
+        """The same as torchrun's arguments."""
         return [*self.launcher_args, self.script, *self.script_args]
 
 
 def add_our_flags(parser: argparse.ArgumentParser) -> None:
-    """What torchrun does not have."""
+    """Add the flags that torchrun does not have."""
     parser.add_argument("--run-dir", default=None)
     parser.add_argument("--accept-change", action="append", default=[])
     parser.add_argument("--live", action="store_true")
@@ -62,13 +62,13 @@ def parse_command(
     aliases: Mapping[str, str] = ALIASES,
     after_script: Collection[str] = AFTER_SCRIPT,
 ) -> Command:
-    """Take a command line apart; torchrun's parser says which flags there are."""
+    """Parse a command line; torchrun's parser defines the known flags."""
     takes_value = _flags(torchrun)
     queue = list(argv)
     launcher: list[str] = []
     settings: tuple[str, ...] = ()
     script: str | None = None
-    is_positional = False  # a script that was only named (--script) may be followed by any flag
+    is_positional = False  # after --script, all flags are still recognized
     while queue:
         word = queue[0]
         name, has_value, _ = word.partition("=")
@@ -104,7 +104,7 @@ def parse_command(
 
 
 def _flags(torchrun: argparse.ArgumentParser) -> dict[str, bool]:
-    """Each of torchrun's flags, with dashes, and whether it takes a value."""
+    """Return torchrun's flags, with dashes, and whether each takes a value."""
     return {
         option.replace("_", "-") if option.startswith("--") else option: action.nargs != 0
         for action in torchrun._actions  # noqa: SLF001 - argparse has no public list of flags
@@ -114,7 +114,7 @@ def _flags(torchrun: argparse.ArgumentParser) -> dict[str, bool]:
 
 
 def _value(queue: list[str], word: str) -> str:
-    """The value of the flag at the head of the queue; takes both off it."""
+    """Remove the flag at the head of the queue with its value; return the value."""
     queue.pop(0)
     _, has_value, value = word.partition("=")
     if has_value:
@@ -133,11 +133,11 @@ def _settings(backend: str) -> tuple[str, ...]:
 
 
 def _backends() -> dict[str, tuple[str, ...]]:
-    """What other documents call a backend, as words for the script's config; ray is a target.
+    """Return the values of --backend with their config arguments; ray is a target.
 
-    TensorFlow's ranks are started as any others; its own trainer makes workers of them.
+    TensorFlow's ranks are started like any others; its own trainer makes them workers.
     """
-    from drivetrain.core.traits import STRATEGIES, all_traits  # pydantic's, and only then
+    from drivetrain.core.traits import STRATEGIES, all_traits  # loads pydantic, so only when needed
 
     default = STRATEGIES.names[0]
     named = {
@@ -191,7 +191,7 @@ WITH_VALUE = (
 
 
 def add_torchruns_flags(parser: argparse.ArgumentParser) -> None:
-    """Their names, and which take a value."""
+    """Add torchrun's flags: their names, and whether they take a value."""
     for flag in SWITCHES:
         parser.add_argument(flag, action="store_true")
     for flag in WITH_VALUE:

@@ -1,4 +1,4 @@
-"""What is known of ranks before torch is imported, from a command line and a Slurm step."""
+"""What is known about the ranks before torch is imported: from flags and a Slurm step."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from drivetrain.supervise.processes.head_start import HeadStart
 
 # Inside a Slurm allocation: `srun --ntasks-per-node=1 drivetrain train …` is one run on all nodes.
 #
-# Slurm says how many nodes its step has; without that each of them would train alone.
+# Slurm says how many nodes its step has; without that, each node would train alone.
 
 
 @dataclass(frozen=True)
 class Step:
-    """The nodes of this step, and a name for this start of it."""
+    """The nodes of a Slurm step, and an id of this start of it."""
 
     num_nodes: int
     life: str
 
 
 def nodes_of_step(variables: Mapping[str, str], run_dir: str | None) -> Step | None:
-    """What srun's variables say; None outside a step, or on one node."""
+    """Read srun's variables; None outside a step, or on one node."""
     if not SlurmEnvironment.detect(variables):
         return None
     num_nodes = int(variables.get("SLURM_STEP_NUM_NODES", "1"))
     num_tasks = int(variables.get("SLURM_STEP_NUM_TASKS", "1"))
     problems = []
     if num_tasks > num_nodes:
-        rule = f"srun started {num_tasks} of them on {num_nodes} node{'s' * (num_nodes > 1)}"
-        remedy = "one per node starts the ranks itself: srun --ntasks-per-node=1"
+        rule = f"srun started {num_tasks} supervisors on {num_nodes} node{'s' * (num_nodes > 1)}"
+        remedy = "start one per node, which starts the ranks: srun --ntasks-per-node=1"
         problems.append(Problem("drivetrain train", rule, remedy, has_value=False))
     if num_nodes > 1 and run_dir is None:
-        rule = f"the {num_nodes} nodes of this step need a place to meet"
-        remedy = "--run-dir DIR, on storage that all of them share"
+        rule = f"the {num_nodes} nodes of this step need a shared directory for rendezvous"
+        remedy = "--run-dir DIR, on storage that all nodes share"
         problems.append(Problem("--run-dir", rule, remedy, has_value=False))
     if problems:
         raise ConfigError(problems)
@@ -52,39 +52,39 @@ def nodes_of_step(variables: Mapping[str, str], run_dir: str | None) -> Step | N
     return Step(num_nodes, "-".join(variables.get(name, "0") for name in names))
 
 
-# What the ranks of a node get from their command line, before anybody has met.
+# What the ranks of a node get from the command line, before the rendezvous.
 
 _FLIGHT_RECORDERS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-"""Both of torch's recorders, the shared one and NCCL's, read the first; the second is its old name,
-of which torch warns when it is set."""
+"""Both of torch's flight recorders, the shared one and NCCL's, read the first; the second is its
+old name, about which torch warns."""
 
 
 def variables_of_ranks(
     run_dir: str | None, num_ranks: int | None, accepted_changes: Sequence[str] = ()
 ) -> dict[str, str]:
-    """What is not in the environment yet; `num_ranks` is None where torch is to count devices."""
+    """Return the variables to add; `num_ranks` is None if torch must count the devices."""
     wanted: dict[str, str] = {}
     if run_dir is not None:
         wanted[RUN_DIR] = str(Path(run_dir).absolute())
     if accepted_changes:
         wanted[ACCEPT_CHANGE] = ",".join(accepted_changes)
     if "OMP_NUM_THREADS" not in os.environ and num_ranks is not None:
-        # each process gets its share of the cores, unless the user has said otherwise
+        # each process gets its share of the cores, unless the user has set it
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         wanted["OMP_NUM_THREADS"] = str(max(1, (cores or 1) // num_ranks))
     if not any(name in os.environ for name in _FLIGHT_RECORDERS):
-        # the latest collectives of each rank, for the verdict on a hang
+        # the latest collectives of each rank, for diagnosing a hang
         wanted[_FLIGHT_RECORDERS[0]] = "512"
     return wanted
 
 
 def command_of_ranks(command: Command) -> tuple[str, ...]:
-    """The script or module and its arguments."""
+    """Return the script or module and its arguments."""
     return (*(["-m"] if command.is_module else []), command.script, *command.script_args)
 
 
 def budgets_of(args: argparse.Namespace, given: set[str]) -> Budgets:
-    """How often to start again; `given` are the flags that were typed."""
+    """Return the restart budgets; `given` holds the flags that the user gave."""
     asks_for_restarts = "--max-restarts" in given
     restarts = int(args.max_restarts) if asks_for_restarts else Budgets.failures
     return Budgets(
@@ -95,11 +95,11 @@ def budgets_of(args: argparse.Namespace, given: set[str]) -> Budgets:
     )
 
 
-# Whether the ranks of a command line can begin before torch is imported; if so, they do.
+# Start the ranks before torch is imported, if possible.
 #
-# Only where nothing but the command line decides what they are: on one machine, with flags that say
-# how many, or how long to wait. Whatever asks for more goes the usual way, where torchrun's own
-# parser reads it and says what is wrong with it.
+# That is possible only if the command line alone determines them: on one machine, with flags that
+# give their number or time limits. All other command lines go the usual way, where torchrun's own
+# parser reads them and reports errors.
 
 _UNDERSTOOD = {
     "--nproc-per-node",
@@ -118,12 +118,12 @@ _UNDERSTOOD = {
     "--slow-timeout",
 }
 _DRIVERS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dri", "/dev/dxg")
-"""Without any of these there is no GPU that torch itself could count."""
+"""If none of these exists, there is no GPU that torch itself supports."""
 _ENTRY_POINTS = "*-info/entry_points.txt"
 
 
 def start_early(argv: Sequence[str]) -> HeadStart | None:
-    """The ranks, begun; None when the supervisor must start them."""
+    """Start the ranks; None if the supervisor must start them."""
     if not {NODE_SESSION, COMMAND_S} <= os.environ.keys() or _is_set_by_torchruns_variables():
         return None
     try:
@@ -133,17 +133,17 @@ def start_early(argv: Sequence[str]) -> HeadStart | None:
             return None
         num_restarts = budgets_of(args, given).failures
     except (ConfigError, argparse.ArgumentError, ValueError):
-        return None  # said by those who read it again
+        return None  # reported by the parser that reads it next
     rank_argv = command_of_ranks(command)
     if rank_argv[0] != "-m" and not Path(command.script).is_file():
         return None
     os.environ.update(variables_of_ranks(args.run_dir, num_ranks, args.accept_change))
-    session = Path(os.environ.pop(NODE_SESSION))  # the supervisor's own, not its ranks'
+    session = Path(os.environ.pop(NODE_SESSION))  # for the supervisor only, not for its ranks
     return HeadStart(rank_argv, session, num_ranks, num_restarts)
 
 
 def parsed(argv: Sequence[str]) -> tuple[Command, argparse.Namespace, set[str]]:
-    """The command, its flags and which of them were given; without torch, and so unchecked."""
+    """Parse the command, its flags and the given ones; without torch, and so unchecked."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     add_torchruns_flags(parser)
     add_our_flags(parser)
@@ -157,7 +157,7 @@ def _is_set_by_torchruns_variables() -> bool:
 
 
 def _num_ranks(args: argparse.Namespace) -> int | None:
-    """As many as were asked for, or one where there is no GPU."""
+    """The requested number, or 1 if there is no GPU; None if torch must decide."""
     if args.nproc_per_node is None:
         return None if _may_have_devices() else 1
     return int(args.nproc_per_node) or None if args.nproc_per_node.isdigit() else None
@@ -168,13 +168,13 @@ def _may_have_devices() -> bool:
 
 
 def _has_vendors_package() -> bool:
-    """One that brings torch a device of its own. `importlib.metadata` takes seven times as long."""
+    """True if a package adds a device to torch. `importlib.metadata` is seven times slower."""
     files = (file for folder in sys.path for file in Path(folder).glob(_ENTRY_POINTS))
     return any("[torch.backends]" in file.read_text(encoding="utf-8") for file in files)
 
 
 def is_alone(args: argparse.Namespace, given: set[str]) -> bool:
-    """Whether this node is all of the run."""
+    """True if this node is the whole run."""
     if given & {"--nnodes", "--standalone"}:
         return args.standalone or args.nnodes in ("1", "1:1")
     return nodes_of_step(os.environ, args.run_dir) is None

@@ -1,8 +1,8 @@
-"""The guardian: all that `drivetrain train` itself does is keep a supervisor alive.
+"""The guardian: the process of `drivetrain train`, which keeps a supervisor alive.
 
-A supervisor can be killed too, by the system when memory runs out, or by a mistake. Its ranks die
-with it; the guardian, which does next to nothing and so has next to nothing to die of, starts it
-again, and the run goes on from its last checkpoint.
+A supervisor can be killed too, by the system when memory runs out, or by mistake. Its ranks die
+with it; the guardian, which does almost nothing and so rarely fails, restarts it, and the run
+resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ from drivetrain.supervise.failures.attempt_report import write_closed
 from drivetrain.supervise.processes.forking import Forked, can_fork, fork_call
 from drivetrain.supervise.processes.worker import PARENT
 
-# One launcher to a run: a second one is refused before it has touched anything.
+# One launcher per run: a second one is refused before it has changed anything.
 #
-# Checkpoints need no lock, since attempts fence each other off; but two launchers would take the
-# run from each other for ever. The nodes of one run share the lock; a launcher alone has it alone.
+# Checkpoints need no lock, since attempts fence each other off; but two launchers would keep taking
+# the run from each other. The nodes of a run hold a shared lock, a single launcher an exclusive
+# one.
 
 LOCK = "launcher.lock"
 _LEASE_S = 120.0
-"""After so long a file server has freed the locks of a host that is gone (NFS 4: 90 s)."""
+"""By then a file server has released the locks of a host that is down (NFS 4: after 90 s)."""
 _POLL_S = 1.0
 
 
 @contextmanager
 def only_launcher(argv: Sequence[str]) -> Iterator[None]:
-    """Hold the lock of the run that the words name, if they name one."""
+    """Hold the lock of the run that the command line names, if any."""
     found = _run_of(argv)
     if found is None:
         yield
@@ -57,7 +58,7 @@ def only_launcher(argv: Sequence[str]) -> Iterator[None]:
     try:
         lock = _taken(path, shared=not alone)
     except EnvironmentProblem as error:
-        sys.stderr.write(f"warning: two launchers on this run could not be told apart: {error}\n")
+        sys.stderr.write(f"warning: a second launcher on this run cannot be detected: {error}\n")
         yield
         return
     except OSError as error:
@@ -67,7 +68,7 @@ def only_launcher(argv: Sequence[str]) -> Iterator[None]:
 
 
 def _run_of(argv: Sequence[str]) -> tuple[Path, bool] | None:
-    """The run's directory, and whether this node is all of it; None when there is none to know."""
+    """Return the run directory and whether this node is the whole run; None if not known."""
     try:
         _, args, given = parsed(argv)
         if args.run_dir is None:
@@ -75,7 +76,7 @@ def _run_of(argv: Sequence[str]) -> tuple[Path, bool] | None:
         several = "--nnodes" not in given and os.environ.get("PET_NNODES", "1") != "1"
         return Path(args.run_dir), is_alone(args, given) and not several
     except (ConfigError, argparse.ArgumentError, ValueError):
-        return None  # said by those who read it again
+        return None  # reported by the parser that reads it next
 
 
 def _taken(path: Path, *, shared: bool) -> IO[str]:
@@ -84,12 +85,12 @@ def _taken(path: Path, *, shared: bool) -> IO[str]:
         host, pid = locks.last_holder(path) or ("", 0)
         if host == socket.gethostname() or time.monotonic() > deadline_s:
             rule = f"is being run by process {pid} on {host}"
-            remedy = "wait until that has ended, stop it, or give another directory"
+            remedy = "wait until it ends, stop it, or give another directory"
             raise ConfigError([Problem("--run-dir", rule, remedy, str(path.parent))])
         if host and not is_said:
             is_said = True
             sys.stderr.write(
-                f"process {pid} on {host} runs {path.parent}; waiting, in case that host is gone\n"
+                f"process {pid} on {host} runs {path.parent}; waiting, in case that host is down\n"
             )
         time.sleep(_POLL_S)
     return lock
@@ -100,7 +101,7 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 def guard(argv: Sequence[str]) -> int:
-    """Run a supervisor for these words; its exit code."""
+    """Run a supervisor for this command line; return its exit code."""
     try:
         require_linux(
             "ranks with a supervisor",
@@ -140,13 +141,13 @@ class _Guardian:
                 write_closed(self._session, code)
                 return code
             if self._asked_with == signal.SIGUSR1 == -code:
-                # its time was up before it could listen: nothing to save, everything to do
+                # the time limit's signal came before it listened: there is nothing to save
                 return Preempted.exit_code
             killed_by = signal.Signals(-code).name
             has_begun = (self._session / "run-0").exists()
             if self._asked_with is not None or not has_begun:
                 break
-            sys.stderr.write(f"the supervisor was killed by {killed_by}; starting it again\n")
+            sys.stderr.write(f"the supervisor was killed by {killed_by}; restarting it\n")
             sys.stderr.flush()
         return 128 - code
 
@@ -159,7 +160,7 @@ class _Guardian:
             COMMAND_S: str(self._began_s),
         }
         self._process = template.ask(self._argv, environment) or self._start(environment)
-        if self._asked_with is not None:  # while it was being started, with nobody to tell yet
+        if self._asked_with is not None:  # the signal came while it was being started
             self._process.send_signal(self._asked_with)
         return self._process.wait()
 

@@ -1,4 +1,4 @@
-"""Job: a run as it is handed to a target. Plain values; nothing here starts anything."""
+"""Job: the description of a run that a target receives. Plain values, no side effects."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from drivetrain.core.errors import ConfigError, Problem
 
 @dataclass(frozen=True)
 class Job:
-    """What is to run, on how much, for how long; the same for every target."""
+    """What to run, on which resources, for how long; the same for every target."""
 
     name: str
     script: str
     script_args: tuple[str, ...]
     flags: tuple[str, ...]
-    """Further flags of `drivetrain train` for each node: --live, -m, --stall-timeout=…"""
+    """More flags of `drivetrain train` for each node: --live, -m, --stall-timeout=…"""
     run_dir: str
     """Absolute, on storage that all nodes share; the client keeps job.json in it."""
     working_dir: str
-    """Where the client was when the job was asked for; nodes start there."""
+    """The client's working directory at submission, in which the nodes start."""
     num_nodes: int = 1
     max_nodes: int = 1
-    """More than num_nodes: the run is elastic between the two."""
+    """If greater than num_nodes, the run is elastic between the two."""
     processes_per_node: int = 1
     gpus_per_node: int = 0
-    """To ask the scheduler for; 0: the run needs none."""
+    """GPUs to request from the scheduler; 0: the run needs none."""
     time_limit_s: int | None = None
     grace_s: float = 30.0
     """How long the ranks may take to save once they are asked to stop."""
     environment: tuple[tuple[str, str], ...] = ()
-    """Variables the ranks need that the target would not hand on by itself."""
+    """Variables that the ranks need and the target would not pass on by itself."""
     secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """Such variables that look like secrets: in a file of the owner's (`secret_variables`), and in
-    nothing that is rendered. An empty value is one that is not known here."""
+    """Variables that look like secrets: stored in a file that only the owner can read, and never
+    rendered. An empty value is not known here."""
     owner: str = ""
-    """user@host that submitted the run first: two users' runs may have the same path."""
+    """user@host that first submitted the run, since two users' runs may have the same path."""
 
     @property
     def is_elastic(self) -> bool:
-        """Whether nodes may join and leave."""
+        """Whether nodes may join and leave the run."""
         return self.max_nodes > self.num_nodes
 
     @property
     def is_module(self) -> bool:
-        """Whether the script is a module's name and not a file."""
+        """Whether the script is a module name instead of a file."""
         return bool({"-m", "--module"} & set(self.flags))
 
     def node_argv(self, *more_flags: str) -> tuple[str, ...]:
-        """What every node runs after `drivetrain train`; `more_flags` are the target's own."""
+        """Return each node's arguments of `drivetrain train`; `more_flags` come from the target."""
         nodes = f"{self.num_nodes}:{self.max_nodes}" if self.is_elastic else str(self.num_nodes)
         return (
             f"--nnodes={nodes}",
@@ -65,10 +65,10 @@ class Job:
 
 
 def seconds_of(text: str) -> int:
-    """A time limit as Slurm reads it: MIN, MIN:SEC, H:MIN:SEC, D-H, D-H:MIN or D-H:MIN:SEC."""
+    """Parse a time limit as Slurm does: MIN, MIN:SEC, H:MIN:SEC, D-H, D-H:MIN or D-H:MIN:SEC."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
     if match is None:
-        remedy = "MINUTES, H:MM:SS or DAYS-HOURS, as Slurm takes it"
+        remedy = "MINUTES, H:MM:SS or DAYS-HOURS, as in Slurm"
         raise ConfigError([Problem("--time", "not a time limit", remedy, text)])
     days, *rest = match.groups()
     parts = [int(part) for part in rest if part is not None]
@@ -82,7 +82,7 @@ def seconds_of(text: str) -> int:
 
 
 def time_text(seconds: int) -> str:
-    """7200 → '2:00:00', the form everybody reads."""
+    """Format seconds: 7200 → '2:00:00'."""
     minutes, secs = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{secs:02d}"
@@ -92,7 +92,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def script_problems(job: Job) -> list[Problem]:
-    """For targets whose nodes see the client's files: is the script there?"""
+    """For targets whose nodes see the client's files: check that the script exists."""
     if job.is_module or "--no-python" in job.flags:
         return []
     if (Path(job.working_dir) / job.script).is_file():
@@ -101,17 +101,17 @@ def script_problems(job: Job) -> list[Problem]:
 
 
 def variable_problems(job: Job) -> list[Problem]:
-    """Names that are no variables' would be read as something else by a shell."""
-    rule, remedy = "not the name of a variable", "letters, digits and underscores"
+    """Check variable names: a shell would interpret an invalid one as something else."""
+    rule, remedy = "not a valid variable name", "use letters, digits and underscores"
     names = [name for name, _ in (*job.environment, *job.secrets)]
     return [Problem("--env", rule, remedy, n) for n in names if not _VARIABLE.fullmatch(n)]
 
 
 def shape_problems(job: Job) -> list[Problem]:
-    """Numbers that contradict each other, and variables that are none."""
+    """Check for contradictory numbers and invalid variable names."""
     found = variable_problems(job)
     if job.max_nodes < job.num_nodes:
-        rule = "the most nodes are fewer than the fewest"
+        rule = "the maximum is less than the minimum"
         value = f"{job.num_nodes}:{job.max_nodes}"
         found.append(Problem("--nnodes", rule, f"--nnodes {job.max_nodes}:{job.num_nodes}", value))
     if 0 < job.gpus_per_node < job.processes_per_node:
@@ -119,6 +119,6 @@ def shape_problems(job: Job) -> list[Problem]:
         remedy = f"--gpus-per-node {job.processes_per_node}, or fewer processes"
         found.append(Problem("--nproc-per-node", rule, remedy, job.processes_per_node))
     if job.time_limit_s is not None and job.time_limit_s <= job.grace_s:
-        rule = f"no longer than the {job.grace_s:g} s that saving may take (--grace-period)"
+        rule = f"must be longer than the {job.grace_s:g} s allowed for saving (--grace-period)"
         found.append(Problem("--time", rule, "ask for more time", f"{job.time_limit_s} s"))
     return found

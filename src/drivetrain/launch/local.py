@@ -34,7 +34,7 @@ def launch(
     warm: WarmProcess | None = None,
     head_start: HeadStart | None = None,
 ) -> int:
-    """Start the ranks of a command line and wait for them; the exit code for the shell."""
+    """Start the ranks of a command line and wait; return the exit code for the shell."""
     from torch.distributed.run import get_args_parser
 
     parser = get_args_parser()
@@ -65,7 +65,7 @@ def _check_live(args: argparse.Namespace) -> None:
 
 
 def _fill_in(args: argparse.Namespace, given: set[str]) -> None:
-    """What torchrun leaves to the user: all devices, and where to meet."""
+    """Fill in what torchrun leaves to the user: the number of processes, and Slurm's nodes."""
     from drivetrain.parallel.accelerator import num_devices
 
     if "--nproc-per-node" not in given and "PET_NPROC_PER_NODE" not in os.environ:
@@ -80,11 +80,11 @@ def _fill_in(args: argparse.Namespace, given: set[str]) -> None:
 
 @contextmanager
 def _environment(args: argparse.Namespace, given: set[str]) -> Iterator[None]:
-    """What all ranks of this node inherit; the caller's own environment comes back afterwards."""
+    """Set what all ranks of this node inherit; restore the caller's environment afterwards."""
     num_ranks = int(args.nproc_per_node) if args.nproc_per_node.isdigit() else None
     wanted = variables_of_ranks(args.run_dir, num_ranks, args.accept_change)
     if not _meets_in_folder(args, given):
-        # torch's own store outlives the attempt it was made for, and the next one dials it
+        # torch's store outlives its attempt, and the next attempt would connect to it
         wanted["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
@@ -113,7 +113,7 @@ def _supervise(
     from drivetrain.supervise.starting import Logs
 
     config, _, _ = config_from_args(args)
-    # What went wrong is said once, by the supervisor; torch would say it several times over.
+    # the supervisor reports an error once; torch would log it several times
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="drivetrain-meet-") as scratch:
         spec = WorkerSpec(
@@ -138,7 +138,7 @@ def _meeting_place(
     scratch: Path,
     head_start: HeadStart | None,
 ) -> RendezvousHandler:
-    """Nodes meet in the run's directory; alone there is nobody to meet; or as torchrun would."""
+    """Return the rendezvous: in the run directory, for one node only, or as torchrun would."""
     from drivetrain.supervise.rendezvous.handler import join_in_folder
 
     if not _meets_in_folder(args, given):
@@ -181,7 +181,7 @@ def _as_torchrun(config: LaunchConfig) -> RendezvousHandler:
 
 
 def _own_address(args: argparse.Namespace) -> str:
-    """Where the other nodes reach this one."""
+    """Return the address at which the other nodes reach this one."""
     return args.local_addr or socket.gethostname()
 
 

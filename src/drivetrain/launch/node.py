@@ -1,4 +1,4 @@
-"""One node's supervisor as a process of its own: `python -m drivetrain.launch.node WORDS…`."""
+"""One node's supervisor as a separate process: `python -m drivetrain.launch.node ARGS…`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from drivetrain.supervise.processes.worker import die_with_parent
 
 
 def run(argv: Sequence[str]) -> None:
-    """Supervise; errors on purpose are shown as they are, with their exit code."""
+    """Supervise; a DrivetrainError is printed without a traceback, and sets the exit code."""
     die_with_parent()
-    # all of them import torch, which takes seconds: side by side
+    # each of them imports torch, which takes seconds: in parallel
     adopt_orphans()
     head_start = start_early(argv)
     warm = WarmProcess() if "--warm-start" in argv else None

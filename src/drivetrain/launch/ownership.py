@@ -1,4 +1,4 @@
-"""What is a job owner's alone: its secrets, and the right to stop or restart it."""
+"""What only a job's owner may do: read its secrets, and stop or restart it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.files import write_whole
 from drivetrain.core.redaction import is_secret
 
-# Secrets among a job's variables: kept in a file that only its owner reads, and nowhere else.
+# Secrets among a job's variables are kept in a file that only its owner can read, nowhere else.
 #
-# What a scheduler is handed, what is shown and what stands on a command line has their names at
-# most. The file is one a shell can read: `. job.env`.
+# What is passed to a scheduler, shown, or put on a command line contains their names at most. A
+# shell can read the file: `. job.env`.
 
 FILE = "job.env"
 OWNERS_ONLY = 0o600
@@ -25,13 +25,13 @@ Variables = tuple[tuple[str, str], ...]
 
 
 def split_secrets(variables: Sequence[tuple[str, str]]) -> tuple[Variables, Variables]:
-    """Those that may be seen, and those that look like secrets."""
+    """Split variables into ordinary ones and those that look like secrets."""
     secrets = tuple(each for each in variables if is_secret(*each))
     return tuple(each for each in variables if each not in secrets), secrets
 
 
 def write_secrets(run_dir: Path, secrets: Variables) -> None:
-    """Keep them beside the job; what an earlier submission kept is replaced."""
+    """Write them next to the job, replacing those of an earlier submission."""
     if not secrets:
         (run_dir / FILE).unlink(missing_ok=True)
         return
@@ -40,7 +40,7 @@ def write_secrets(run_dir: Path, secrets: Variables) -> None:
 
 
 def read_secrets(run_dir: Path) -> dict[str, str]:
-    """What `write` kept; empty when it was nothing."""
+    """Read what `write_secrets` wrote; empty if there is no file."""
     try:
         words = shlex.split((run_dir / FILE).read_text())
     except FileNotFoundError:
@@ -49,23 +49,23 @@ def read_secrets(run_dir: Path) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-# Whose words are these? Before a job is stopped or started again by what its directory says.
+# The check before a job is stopped or resumed according to files in its directory.
 #
 # `resume` runs the script, the interpreter and the ssh command that job.json names, and `stop` ends
-# the job that it names. That is right for what this user has submitted, and for nothing else.
+# the job that it names. That is safe only for jobs that this user has submitted.
 
-_REMEDY = "read it, and add --trust if you would have typed what it says"
+_REMEDY = "review it, then add --trust if its commands are safe to run"
 
 
 def check_own(path: Path) -> None:
-    """ConfigError unless the file is this user's, and nobody else can have written it."""
+    """Raise ConfigError unless this user owns the file and nobody else can write to it."""
     facts = path.lstat()
     if not stat.S_ISREG(facts.st_mode):
         rule = f"{path.name} is not a file"
     elif facts.st_uid != os.geteuid():
-        rule = f"{path.name} belongs to {_name(facts.st_uid)}, and what it names would be run"
+        rule = f"{path.name} belongs to {_name(facts.st_uid)}, and its commands would be run"
     elif facts.st_mode & 0o022:
-        rule = f"{path.name} can be written by others, and what it names would be run"
+        rule = f"{path.name} can be written by others, and its commands would be run"
     else:
         return
     raise ConfigError([Problem("RUN", rule, _REMEDY, str(path.parent))])

@@ -1,9 +1,9 @@
-"""What was typed after `drivetrain train` when the run is to be submitted to a target.
+"""Parsing `drivetrain train` command lines that submit a run to a target.
 
     drivetrain train --on slurm --nodes 2 --gpus-per-node 8 --time 2:00:00 train.py --lr 0.1
 
-The same command line as ever, with flags of the job and of the target among the others; they may
-also stand in a file (`--launch-file launch.yaml`, the flags' names as keys), and flags win over it.
+This is the usual command line plus flags of the job and of the target. The flags can also come from
+a file (`--launch-file launch.yaml`, with the flags' names as keys); the command line overrides it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from drivetrain.launch.target import (
 )
 
 _ASKS_FOR_A_TARGET = ("--on", "--hosts", "--launch-file")
-# GPUs are asked of a scheduler by name; without one, as many processes are meant.
+# With a scheduler, --num-gpus requests GPUs; without one, it means that many processes.
 _ALIASES = {**ALIASES, "--num-gpus": "--gpus-per-node"}
 del _ALIASES["--gpus-per-node"]
 _OF_THE_JOB = {"--nnodes", "--nproc-per-node", "--run-dir", "--grace-period"}
@@ -44,7 +44,7 @@ _OF_THE_JOB = {"--nnodes", "--nproc-per-node", "--run-dir", "--grace-period"}
 
 @dataclass(frozen=True)
 class Request:
-    """A job, where it is to run, and whether to only show it or to wait for its end."""
+    """A job and its target, and whether to only print it or to wait for its end."""
 
     target: Target
     job: Job
@@ -53,7 +53,7 @@ class Request:
 
 
 def asked_target(argv: Sequence[str]) -> str | None:
-    """The target that a command line names, if any; nothing else of it needs to be right."""
+    """Return the target that a command line names, if any, even if the rest is invalid."""
     if on := _last_value(argv, "--on"):
         return on
     if _last_value(argv, "--backend") == "ray":
@@ -62,7 +62,7 @@ def asked_target(argv: Sequence[str]) -> str | None:
 
 
 def read_request(argv: Sequence[str]) -> Request | None:
-    """The request in a command line; None when it asks for no target."""
+    """Parse a command line into a request; None if it names no target."""
     is_for_ray = _last_value(argv, "--backend") == "ray"
     if not is_for_ray and not any(w.partition("=")[0] in _ASKS_FOR_A_TARGET for w in argv):
         return None
@@ -70,7 +70,7 @@ def read_request(argv: Sequence[str]) -> Request | None:
     on = _last_value(argv, "--on") or ("ray" if is_for_ray else None)
     name = on or "hosts"
     parser, of_target = _parser(target_type(name) if name in TARGETS.names else None)
-    # after the script they are taken only when --on is there: --hosts may be the script's own
+    # after the script, target flags count only with --on: --hosts may be the script's own flag
     command = parse_command(argv, parser, _ALIASES, AFTER_SCRIPT | (of_target if on else set()))
     given = {word.partition("=")[0] for word in command.launcher_args}
     if not given & {"--on", "--hosts"}:
@@ -84,12 +84,12 @@ def read_request(argv: Sequence[str]) -> Request | None:
 
 
 def read_command(argv: Sequence[str]) -> Command:
-    """A command line for this machine, without asking torch which flags there are."""
+    """Parse a command line for this machine, without asking torch for its flags."""
     return parse_command(argv, _parser(None)[0])
 
 
 def _parser(kind: type[Any] | None) -> tuple[argparse.ArgumentParser, set[str]]:
-    """Every flag there is; those of the job and of the target are also returned."""
+    """Create a parser with all flags; also return the flags of the job and the target."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_torchruns_flags(parser)
     add_our_flags(parser)
@@ -145,7 +145,7 @@ def _job(args: argparse.Namespace, command: Command, of_target: set[str]) -> Job
 
 
 def _owner(run_dir: str) -> str:
-    """Whose the run is: of a run that was submitted before, who did that."""
+    """Return who first submitted the run: user@host."""
     before = find(run_dir)
     if before is not None:
         return before.job.owner
@@ -166,12 +166,14 @@ def _count(where: str, text: str | None) -> int:
     if text is None:
         return 0
     if not text.isdigit() or int(text) < 1:
-        raise ConfigError([Problem(where, "must be a whole number from 1", f"{where} 2", text)])
+        raise ConfigError(
+            [Problem(where, "must be a whole number, at least 1", f"{where} 2", text)]
+        )
     return int(text)
 
 
 def _variable(text: str) -> tuple[str, str]:
-    """NAME=VALUE, or NAME with the value it has here."""
+    """Parse NAME=VALUE, or NAME with its value in this environment."""
     name, has_value, value = text.partition("=")
     if not has_value and name not in os.environ:
         rule = "this variable is not set here"
@@ -190,9 +192,9 @@ def _last_value(argv: Sequence[str], flag: str) -> str | None:
 
 
 def _from_file(path: str | None) -> Iterator[str]:
-    """A file's keys as flags: `nodes: 2` is --nodes=2, a list is the flag once for each.
+    """Yield a file's keys as flags: `nodes: 2` is --nodes=2, a list repeats the flag.
 
-    Everything is read as text: to YAML itself `on` is true and 2:00:00 is 7200.
+    All values are read as text: in YAML, `on` is true and 2:00:00 is 7200.
     """
     if path is None:
         return
@@ -204,7 +206,9 @@ def _from_file(path: str | None) -> Iterator[str]:
             [Problem("--launch-file", reason, "give a YAML file of flags", path)]
         ) from None
     if not isinstance(content, dict):
-        raise ConfigError([Problem("--launch-file", "must be keys and values", "on: slurm", path)])
+        raise ConfigError(
+            [Problem("--launch-file", "must be a mapping of keys to values", "on: slurm", path)]
+        )
     for key, value in content.items():
         flag = f"--{str(key).replace('_', '-')}"
         for item in value if isinstance(value, list) else [value]:

@@ -1,6 +1,6 @@
-"""A run that was submitted, and what can be done with it from any client that sees its directory.
+"""Submissions: runs that were submitted to a target, usable from any client that sees the run.
 
-`<run>/job.json` remembers the target with its options, the job and the scheduler's id.
+`<run>/job.json` records the target with its options, the job and the scheduler's job id.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ from drivetrain.launch.target import State, Status, Target, target_type, with_op
 
 FILE = "job.json"
 OWN_MODE = 0o644
-"""Whatever the umask: what is run by these files only their owner may change."""
+"""Whatever the umask: these files name commands, so only their owner may change them."""
 _ID = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.:/-]*")
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One run, on one target."""
+    """A run that was submitted to a target."""
 
     target: Target
     job: Job
     id: str
     submitted_at: str
     is_stopped: bool = False
-    """Whether it was asked to stop: its end is then no failure."""
+    """Whether it was asked to stop, so that its end is not a failure."""
     copy_of: str = ""
-    """The directory this one was copied from, which is still there: the job is that one's."""
+    """The directory this one was copied from, if it still exists: the job belongs to that one."""
 
     def status(self) -> Status:
-        """What the scheduler says; a run that was asked to stop has not failed."""
+        """Ask the scheduler; a run that was asked to stop counts as stopped, not as failed."""
         found = self.target.poll(self.job, self.id)
         if self.is_stopped and found.state in (State.FAILED, State.UNKNOWN):
             return dataclasses.replace(found, state=State.STOPPED)
         return found
 
     def logs(self, *, follow: bool) -> Iterator[str]:
-        """What the run printed."""
+        """Yield what the run printed."""
         return self.target.logs(self.job, self.id, follow=follow)
 
 
 def submit(target: Target, job: Job) -> Submission:
-    """Check, render, remember, hand over."""
+    """Check and render the job, submit it, and record it in job.json."""
     if problems := [*target.problems(job), *_unknown(job), *_still_there(job.run_dir)]:
         raise ConfigError(problems)
     rendered = target.render(job)
@@ -73,19 +73,19 @@ def submit(target: Target, job: Job) -> Submission:
 
 
 def find(run_dir: str | Path) -> Submission | None:
-    """The submission of a run; None when it was not submitted to a target."""
+    """Return the submission of a run; None if it was not submitted to a target."""
     path = Path(run_dir) / FILE
     try:
         return _checked(read_json(path), path.parent)
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:  # pydantic's are ValueErrors
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # pydantic raises ValueError
         reason = one_line(error)[:200]
         raise DamagedRun(f"{path}: not a job that Drivetrain submitted ({reason})") from None
 
 
 def _checked(values: dict[str, Any], folder: Path) -> Submission:
-    """Every value of its kind; what reaches a scheduler's command line is a word."""
+    """Check all types, and that the job id is safe on a scheduler's command line."""
     options = dict(values["target"])
     name = str(options.pop("name"))
     target = _target(name).validate_python(vars(with_options(target_type(name), options)))
@@ -93,16 +93,16 @@ def _checked(values: dict[str, Any], folder: Path) -> Submission:
     job = _job().validate_python(vars(Job(**told)))
     job_id, submitted_at = values["id"], values["submitted_at"]
     if not (isinstance(job_id, str) and _ID.fullmatch(job_id)):
-        raise ValueError(f"{job_id!r} is no job's id")
+        raise ValueError(f"{job_id!r} is not a job id")
     if not 0 <= job.grace_s < 1e6:
         raise ValueError(f"grace_s is {job.grace_s:g}")
     if not isinstance(values["is_stopped"], bool):
-        raise ValueError("is_stopped is neither true nor false")
+        raise ValueError("is_stopped is not true or false")
     found = Submission(target, job, job_id, str(submitted_at), values["is_stopped"])
     return found if getattr(target, "run_is_elsewhere", False) else _where_it_is(found, folder)
 
 
-# Making these takes longer than all the rest of reading a job, and a study's are read often.
+# Creating these takes longer than the rest of reading a job, and a study's jobs are read often.
 
 
 @functools.cache
@@ -116,16 +116,16 @@ def _job() -> TypeAdapter[Job]:
 
 
 def _where_it_is(found: Submission, folder: Path) -> Submission:
-    """A directory that was moved or copied is the run: the old path is nothing, or another's."""
+    """Use the directory's own path if it was moved or copied; note the original of a copy."""
     before = Path(found.job.run_dir)
     if before.exists() and before.samefile(folder):
-        return found  # by another name
+        return found  # the same directory under another path
     job = dataclasses.replace(found.job, run_dir=str(folder.absolute()))
     return dataclasses.replace(found, job=job, copy_of=str(before) if before.exists() else "")
 
 
 def _secrets(run_dir: Path, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """With what is in the owner's file; whoever may not read it can still follow the run."""
+    """The secrets with their values; empty values for a user who may not read the file."""
     try:
         values = ownership.read_secrets(run_dir)
     except PermissionError:
@@ -134,7 +134,7 @@ def _secrets(run_dir: Path, names: Sequence[str]) -> tuple[tuple[str, str], ...]
 
 
 def load(run_dir: str | Path) -> Submission:
-    """The submission of a run, or an error that says what to do without one."""
+    """Return the submission of a run; ConfigError if there is none."""
     found = find(run_dir)
     if found is None:
         rule = "it has no job.json: the run was not submitted with --on"
@@ -144,23 +144,23 @@ def load(run_dir: str | Path) -> Submission:
 
 
 def _unknown(job: Job) -> list[Problem]:
-    """Secrets whose file is gone, or somebody else's."""
-    rule = f"its value is not known here: {ownership.FILE} is gone, or not yours to read"
-    remedy = "submit the run anew with `drivetrain train … --env {}`"
+    """Problems for secrets whose file is missing or not readable."""
+    rule = f"its value is not known here: {ownership.FILE} is missing or not readable"
+    remedy = "submit the run again with `drivetrain train … --env {}`"
     names = [name for name, value in job.secrets if not value]
     return [Problem("--env", rule, remedy.format(name), name) for name in names]
 
 
 def _still_there(run_dir: str | Path) -> list[Problem]:
-    """Two jobs must not write to one run: what was submitted before has to be over."""
+    """Two jobs must not write to one run: an earlier job must be over."""
     before = find(run_dir)
     if before is None:
         return []
     try:
         state = before.status().state
     except DrivetrainError as error:
-        rule = f"whether its job {before.id} is over cannot be known ({error})"
-        remedy = f"once it surely is: rm {Path(run_dir) / FILE}"
+        rule = f"cannot tell whether its job {before.id} is over ({error})"
+        remedy = f"when you are sure that it is: rm {Path(run_dir) / FILE}"
         return [Problem("RUN", rule, remedy, str(run_dir))]
     if state not in (State.WAITING, State.RUNNING):
         return []
@@ -169,7 +169,7 @@ def _still_there(run_dir: str | Path) -> list[Problem]:
 
 
 def stop(run_dir: str | Path, *, trust: bool = False) -> Submission:
-    """Ask the run to save and end, and remember that it was asked, unless that was refused."""
+    """Ask the run to save and end; record the request unless the scheduler refused it."""
     before = _own(run_dir, trust=trust)
     if before.copy_of:
         rule = f"is a copy of {before.copy_of}, whose job {before.id} is"
@@ -186,13 +186,13 @@ def stop(run_dir: str | Path, *, trust: bool = False) -> Submission:
 
 
 def resume(run_dir: str | Path, *, trust: bool = False) -> Submission:
-    """Submit the same job again: it goes on from its last checkpoint."""
+    """Submit the same job again; it resumes from its last checkpoint."""
     before = _own(run_dir, trust=trust)
     return submit(before.target, before.job)
 
 
 def _own(run_dir: str | Path, *, trust: bool) -> Submission:
-    """A submission to act on: this user's. Whatever it names, the directory is this one."""
+    """Load a submission to act on; unless `trust`, it must belong to this user."""
     submission = load(run_dir)
     if not trust:
         check_own(Path(run_dir) / FILE)
@@ -212,7 +212,7 @@ def _save(submission: Submission) -> None:
 
 
 def _mode(job: Job) -> int:
-    """For others to read, unless the script's own arguments have a secret among them."""
+    """Readable by others, unless the arguments contain a secret."""
     has_secret = secrets_among((*job.script_args, *job.flags))
     return ownership.OWNERS_ONLY if has_secret else OWN_MODE
 

@@ -1,4 +1,4 @@
-"""Files that a run prints into, read as they grow."""
+"""Following the output files of a run as they grow."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _ASK_EVERY_S = 2.0
 def tail(
     paths: Callable[[], Iterable[Path]], is_over: Callable[[], bool], *, follow: bool
 ) -> Iterator[str]:
-    """Everything in the files `paths` names, in that order; `follow`: until the run is over.
+    """Yield the content of the files `paths`, in that order; with `follow`, until the run is over.
 
-    `paths` is asked again each time, for a run that goes on elsewhere opens another file. `is_over`
-    asks a scheduler, which is not to be bothered often.
+    `paths` is called each time, since a run that resumes elsewhere opens another file. `is_over`
+    asks a scheduler, and so is called rarely.
     """
     open_files: dict[Path, _Growing] = {}
     asked_s = time.monotonic()
@@ -36,13 +36,13 @@ def tail(
         if not any_new:
             time.sleep(_POLL_S)
         if time.monotonic() - asked_s > _ASK_EVERY_S:
-            # once more after it is over: what came between the look and the question
+            # read once more after the end: output may have come between reading and asking
             is_last = is_over()
             asked_s = time.monotonic()
 
 
 class _Growing:
-    """A file and how much of it was read; a letter of several bytes may be half there."""
+    """A file and how much of it was read; a multi-byte character may be incomplete."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -52,7 +52,7 @@ class _Growing:
     def more(self) -> str:
         try:
             data = read_bytes(self._path, self._num_read, _PIECE_BYTES)
-        except OSError:  # not there yet, or a shared file system's moment
+        except OSError:  # not there yet, or a transient error of a shared file system
             return ""
         self._num_read += len(data)
         return self._decoder.decode(data)

@@ -1,8 +1,8 @@
-"""Target: a place a run is launched on, behind five small acts.
+"""Target: where a run is launched, behind five small methods.
 
-`render` is pure and gives the exact thing that will be submitted; `submit`, `poll`, `logs` and
-`stop` act on the real scheduler. A target is a frozen dataclass: its fields are its own options
-(made with `option`), and so flags on the command line and keys of job.json without another word.
+`render` is pure and returns exactly what will be submitted; `submit`, `poll`, `logs` and `stop` act
+on the real scheduler. A target is a frozen dataclass: its fields are its options (made with
+`option`), and so also flags on the command line and keys of job.json.
 
     drivetrain train --on slurm --nodes 2 --partition main train.py
     drivetrain logs RUN -f;  drivetrain jobs RUN;  drivetrain stop RUN;  drivetrain resume RUN
@@ -34,11 +34,11 @@ TARGETS = Plugins(
         "ray": "drivetrain.launch.targets.ray:Ray",
     },
 )
-"""By name; other packages add theirs by an entry point. Imported when it is asked for."""
+"""The targets by name, imported on use; other packages add theirs by an entry point."""
 
 
 class State(StrEnum):
-    """Where a job is, in words that fit every scheduler."""
+    """The state of a job, in terms common to all schedulers."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -49,78 +49,78 @@ class State(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing will happen by itself any more."""
+        """Whether the job has ended."""
         return self in (State.FINISHED, State.FAILED, State.STOPPED)
 
 
 @dataclass(frozen=True)
 class Status:
-    """What the scheduler says of a job."""
+    """A job's status as the scheduler reports it."""
 
     state: State
     detail: str = ""
-    """The scheduler's own words: why it waits, how it failed."""
+    """The scheduler's reason: why the job waits, or how it failed."""
     hosts: tuple[str, ...] = ()
     exit_code: int | None = None
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """The exact thing that will be submitted."""
+    """What will be submitted, exactly."""
 
     filename: str
-    """job.sh, job.yaml …: it is kept under this name in the run's directory."""
+    """job.sh, job.yaml …: the name of its file in the run directory."""
     text: str
     command: tuple[str, ...] = ()
-    """What hands it over, for people to read; the file's name stands in it."""
+    """The command that would submit the file, for people to read."""
 
 
 class Target(Protocol):
-    """What every target can do. All but `render` and `problems` touch the world."""
+    """The interface of every target. Only `render` and `problems` have no side effects."""
 
     name: ClassVar[str]
 
     def problems(self, job: Job) -> list[Problem]:
-        """What would be refused, or go wrong, known before anything is submitted."""
+        """Return what would be refused or go wrong, before anything is submitted."""
         ...
 
     def render(self, job: Job) -> Rendered:
-        """Pure: the same job gives the same text."""
+        """Return what will be submitted. Pure: the same job gives the same text."""
         ...
 
     def submit(self, job: Job, rendered: Rendered) -> str:
-        """Hand it over; the scheduler's id of it. The run's directory exists."""
+        """Submit it; return the scheduler's job id. The run directory exists already."""
         ...
 
     def poll(self, job: Job, job_id: str) -> Status:
-        """Ask the scheduler."""
+        """Ask the scheduler for the job's status."""
         ...
 
     def logs(self, job: Job, job_id: str, *, follow: bool) -> Iterator[str]:
-        """What the run printed, as text in pieces; `follow`: until it is over."""
+        """Yield what the run printed, in pieces; with `follow`, until it is over."""
         ...
 
     def stop(self, job: Job, job_id: str) -> None:
-        """Ask the ranks to save and end; what does not end in time is ended."""
+        """Ask the ranks to save and end; kill those that do not end in time."""
         ...
 
 
 @runtime_checkable
 class FillsIn(Protocol):
-    """A target that knows what a user may leave unsaid, such as how many nodes there are."""
+    """A target that can supply what the user left out, such as the number of nodes."""
 
     def fill_in(self, job: Job, given: Collection[str]) -> Job:
-        """The job, completed; `given` are the flags the user wrote."""
+        """Return the completed job; `given` holds the flags that the user gave."""
         ...
 
 
 def option(help: str, default: Any = None) -> Any:  # noqa: A002 - argparse's word for it
-    """A field of a target that users set by the flag of its name."""
+    """A field of a target that users set with the flag of the same name."""
     return dataclasses.field(default=default, metadata={"help": help})
 
 
 def target_type(name: str) -> type[Any]:
-    """The class of a target, imported now."""
+    """Import and return the class of a target."""
     if name not in TARGETS.names:
         near = difflib.get_close_matches(name, TARGETS.names, n=1)
         remedy = f"did you mean {near[0]}?" if near else f"one of {', '.join(TARGETS.names)}"
@@ -130,7 +130,7 @@ def target_type(name: str) -> type[Any]:
 
 
 def add_options(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
-    """A flag for each of a target's options; a list is a flag that may be given again."""
+    """Add a flag for each of a target's options; a list is a flag that can be repeated."""
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         flag = f"--{field.name.replace('_', '-')}"
@@ -139,7 +139,7 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
         if of is bool:
             parser.add_argument(flag, action="store_true", help=text)
         elif of is tuple:
-            more = f"{text}; may be given again"
+            more = f"{text}; can be repeated"
             parser.add_argument(flag, action="append", default=[], help=more, metavar="VALUE")
         else:
             shown = text if field.default is None else f"{text} ({field.default})"
@@ -149,7 +149,7 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
 
 
 def options_text(name: str) -> str:
-    """Each of a target's flags with what it means, for people."""
+    """Return the help text of a target's flags."""
     kind = target_type(name)
     parser = argparse.ArgumentParser(
         prog=f"drivetrain train --on {name}",
@@ -163,7 +163,7 @@ def options_text(name: str) -> str:
 
 
 def with_options(kind: type[Any], values: Mapping[str, Any]) -> Target:
-    """The target with its options, from parsed flags or from job.json."""
+    """Create the target with its options, from parsed flags or from job.json."""
     known = {field.name for field in dataclasses.fields(kind)}
     chosen = {
         name: tuple(value) if isinstance(value, list) else value

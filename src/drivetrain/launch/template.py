@@ -1,15 +1,15 @@
-"""A template: a process that has imported torch, and forks the supervisors of runs that ask for it.
+"""A template: a process that has imported torch, and forks the supervisors of runs on request.
 
     python -m drivetrain.launch.template SOCKET SCRIPT
 
-Importing torch takes seconds, in a run's supervisor and in each of its ranks. Whoever starts many
-short runs on one machine keeps a template beside them, and names its socket in the environment:
-`drivetrain train` then has its supervisor forked, which forks its ranks. Where there is none, or
-none that can be forked, the supervisor is started as ever.
+Importing torch takes seconds, in a run's supervisor and in each of its ranks. A process that starts
+many short runs on one machine can run a template and name its socket in the environment:
+`drivetrain train` then has its supervisor forked from it, and the supervisor forks its ranks.
+Without a template, or if it cannot be forked, the supervisor is started as usual.
 
-A guardian connects and sends its standard streams, its words, environment and folder. It is told
-the supervisor's process id and, at the end, its exit code. Between the two is a process of the
-template's: the supervisor's parent, which kills it when the guardian is gone.
+A guardian connects and sends its standard streams, arguments, environment and working directory. It
+receives the supervisor's process id and, at the end, its exit code. Between the two is a process
+forked by the template: the supervisor's parent, which kills it when the guardian is gone.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class Supervised:
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it lives."""
+        """Return the exit code, negative for a signal; None while it runs."""
         if self._code is None and select.select([self._line], [], [], 0)[0]:
             said = self._line.recv(32)
-            # nothing: the process between was killed, and the supervisor with it
+            # end of file: the process in between was killed, and the supervisor with it
             self._code = int(said) if said else -signal.SIGKILL
         return self._code
 
     def wait(self) -> int:
-        """The same, once it has ended."""
+        """Wait for the supervisor to end; return its exit code."""
         while (code := self.poll()) is None:
             select.select([self._line], [], [])
         self._line.close()
@@ -67,7 +67,7 @@ class Supervised:
 
 
 def ask(argv: Sequence[str], environment: Mapping[str, str]) -> Supervised | None:
-    """A supervisor of the template that the environment names; None where it has none to give."""
+    """Fork a supervisor from the template in the environment; None if that is not possible."""
     path = os.environ.get(VARIABLE)
     if path is None:
         return None
@@ -89,7 +89,7 @@ def ask(argv: Sequence[str], environment: Mapping[str, str]) -> Supervised | Non
 
 @contextlib.contextmanager
 def kept(script: str) -> Iterator[None]:
-    """A template for the runs of a script that are started here meanwhile."""
+    """Run a template for the runs of a script that this process starts in the meantime."""
     with tempfile.TemporaryDirectory(prefix="drivetrain-template-") as folder:
         path = Path(folder) / "socket"
         process = subprocess.Popen(
@@ -97,7 +97,7 @@ def kept(script: str) -> Iterator[None]:
             env={**os.environ, PARENT: str(os.getpid())},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,  # what fails here fails in the runs, where it can be seen
+            stderr=subprocess.DEVNULL,  # an error here appears again in the runs
             start_new_session=True,
         )
         os.environ[VARIABLE] = str(path)
@@ -110,7 +110,7 @@ def kept(script: str) -> Iterator[None]:
 
 
 def main() -> None:
-    """Import, then serve until whoever started it has left."""
+    """Import, then serve until the parent process is gone."""
     path, script = Path(sys.argv[1]), sys.argv[2]
     worker.die_with_parent()
     worker.import_ahead([script])
@@ -121,7 +121,7 @@ def main() -> None:
         partial = path.with_name(f".{path.name}")
         server.bind(str(partial))
         server.listen()
-        partial.rename(path)  # not before it can answer: until then, supervisors start as ever
+        partial.rename(path)  # only once it can answer: until then, supervisors start as usual
         while True:
             line, _ = server.accept()
             with line, contextlib.suppress(OSError, ValueError):
@@ -148,12 +148,12 @@ def _serve(server: socket.socket, line: socket.socket) -> None:
         for stream in streams:
             os.close(stream)
     with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:  # of those that came before
+        while os.waitpid(-1, os.WNOHANG)[0]:  # reap earlier ones
             pass
 
 
 def _stand_between(line: socket.socket, argv: list[str], environment: dict[str, str]) -> None:
-    """The supervisor's parent: until it has ended, or its guardian is gone."""
+    """Be the supervisor's parent until it has ended or its guardian is gone."""
     node = importlib.import_module("drivetrain.launch.node")
 
     def supervise() -> None:
@@ -170,7 +170,7 @@ def _stand_between(line: socket.socket, argv: list[str], environment: dict[str, 
 
 
 def _ends_before(child: Forked, line: socket.socket) -> bool:
-    """Whether the supervisor has ended; False when the guardian is gone first."""
+    """Wait: True if the supervisor has ended, False if the guardian is gone first."""
     watched = os.pidfd_open(child.pid)
     try:
         return watched in select.select([watched, line.fileno()], [], [])[0]

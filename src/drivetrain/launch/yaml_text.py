@@ -1,6 +1,6 @@
-"""YAML that every reader takes as it was meant, also those that know other words than PyYAML.
+"""YAML that all parsers read in the same way, also those with other rules than PyYAML.
 
-To kubectl 1e-3 is a number and y is true; PyYAML knows neither, and would not quote them.
+For kubectl, 1e-3 is a number and y is true; PyYAML treats both as strings and would not quote them.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Any
 
 import yaml
 
-# Of what numbers and times are made, in any YAML; a word like 8Gi is none.
+# What any YAML parser may take for a number or a time; a quantity such as 8Gi is none.
 _LIKE_A_NUMBER = re.compile(r"[-+.]?[\d.][\d_.,:+\-eExXoObBa-fA-F]*")
 _TRUTHS = ("y", "Y", "n", "N")
 
 
 class _Dumper(yaml.SafeDumper):
-    """Without anchors: the same labels in two places are written twice, as people do."""
+    """A dumper without anchors: the same labels in two places are written twice."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
         return True
@@ -31,5 +31,5 @@ _Dumper.add_representer(str, _text)
 
 
 def yaml_text(value: Any, *, width: int = 100) -> str:
-    """The value's document, keys in their order."""
+    """Return the value as a YAML document, with keys in their order."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=width, allow_unicode=True)

@@ -1,4 +1,4 @@
-"""What a learner's code holds: between steps by looking at its objects, within one as allocated."""
+"""Memory of a learner's code: what its objects hold between steps, and what a step allocates."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _NOT_LOOKED_INTO = (type, ModuleType, FunctionType, MethodType, str, bytes, int,
 
 @dataclass(frozen=True)
 class Allocations:
-    """Of one call, beyond what was there before."""
+    """What one call allocated, beyond what was allocated before."""
 
     peak_bytes: int
     kept_bytes: int
-    """At its end."""
+    """Still allocated at the end of the call."""
 
 
 def allocations(function: Callable[[], Any]) -> Allocations:
-    """What torch allocated while `function` ran; what autograd keeps is seen too.
+    """Return what torch allocated while `function` ran, including what autograd keeps.
 
-    gloo's threads let go of what they have carried a moment late: ask more than once, and take the
-    least.
+    gloo's threads release their tensors a moment late: call it more than once, and take the
+    minimum.
     """
     live = _LiveTensors()
     with live:
@@ -37,7 +37,7 @@ def allocations(function: Callable[[], Any]) -> Allocations:
 
 
 class _LiveTensors(TorchDispatchMode):
-    """Of every operation's results, how many bytes are still there."""
+    """Tracks how many bytes of the operations' results are still alive."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -69,7 +69,7 @@ def _tensors_in(values: Any) -> list[torch.Tensor]:
 
 
 def held_bytes(holder: object, besides: Iterable[torch.Tensor] = ()) -> int:
-    """Of all tensors that can be reached from it; memory that tensors share counts once."""
+    """Return the bytes of all tensors reachable from `holder`; shared memory counts once."""
     known = {storage for tensor in besides for storage, _ in _storages(tensor)}
     found = dict(each for tensor in _tensors(holder) for each in _storages(tensor))
     return sum(size for storage, size in found.items() if storage not in known)

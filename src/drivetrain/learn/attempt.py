@@ -1,4 +1,4 @@
-"""A learner's file on real ranks: what came back, what was sent, or why it did not get so far."""
+"""Run a learner's file on real ranks: what it returned and sent, or why it failed."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from drivetrain.testing import run_ranks
 
 _TIMEOUT_S = 45.0
 _BUSY_S = 30.0
-"""When a rank that has not ended writes down where it is: after any message was given up on."""
+"""A rank that runs longer writes its stack; by then every message has timed out."""
 
 _IMPORTS_S = 300.0
-"""For what all ranks import once; on a busy machine that is most of the first check."""
+"""For the imports that all ranks share; on a busy machine that is most of the first check."""
 
 _LEFT_ALONE = ("Connection closed", "Connection reset", "Broken pipe")
-"""What gloo says on ranks whose peer has ended: a consequence, and never the cause."""
+"""Errors of gloo on ranks whose peer has exited: a consequence, never the cause."""
 
 
 class Shortcoming(Exception):
-    """What is not right yet, in a learner's words; `hint` names the hint that fits."""
+    """What is wrong with a learner's file, worded for learners; `hint` names the matching hint."""
 
     def __init__(
         self, hint: str, expected: str, found: str, *, where: str = "", picture: str = ""
@@ -56,9 +56,9 @@ class Outcome:
     results: list[Any]
     records: list[RankRecord]
     ended_by: int = 0
-    """The signal that ended a rank, where the check means one to."""
+    """The signal that ended a rank, if the check intends that."""
     busy_lines: dict[int, int] = field(default_factory=dict)
-    """By rank, the learner's line at which one was that did not end."""
+    """By rank, the learner's line at which a rank was that did not end."""
 
     def flow(self, section: str = "") -> Flow:
         return Flow(
@@ -73,7 +73,7 @@ class Outcome:
 def run_on_ranks(
     file: Path, scenario: Callable[..., Any], num_ranks: int, args: Sequence[Any] = ()
 ) -> Outcome:
-    """`scenario(learner's module, recorder, *args)` on every rank; Shortcoming when one fails."""
+    """Run `scenario(learner's module, recorder, *args)` on every rank; Shortcoming if one fails."""
     outcome, failure = _run(file, scenario, num_ranks, args)
     if failure:
         raise _why(outcome, file, failure)
@@ -88,7 +88,7 @@ def run_until_killed(
     args: Sequence[Any] = (),
     signals: Collection[int] = (signal.SIGKILL,),
 ) -> Outcome:
-    """As `run_on_ranks`, of a scenario in which one of these signals may end a rank."""
+    """Like `run_on_ranks`, for a scenario in which one of these signals may end a rank."""
     outcome, failure = _run(file, scenario, num_ranks, args)
     ended = re.search(r"ended by signal (\d+)", failure)
     if failure and (ended is None or int(ended[1]) not in signals):
@@ -99,7 +99,7 @@ def run_until_killed(
 def _run(
     file: Path, scenario: Callable[..., Any], num_ranks: int, args: Sequence[Any]
 ) -> tuple[Outcome, str]:
-    """What the ranks left behind, and what was wrong."""
+    """Return what the ranks recorded, and the failure."""
     with tempfile.TemporaryDirectory(prefix="drivetrain-learn-") as folder:
         logs = [Path(folder) / f"{rank}.jsonl" for rank in range(num_ranks)]
         failure = ""
@@ -122,7 +122,7 @@ def _run(
 
 
 def _busy_lines(folder: Path, file: Path) -> dict[int, int]:
-    """Of the stacks, which begin with the innermost call."""
+    """Return each rank's line from its stack, which begins with the innermost call."""
     at_line = re.compile(f'File "{re.escape(str(file))}", line (\\d+)')
     found = {int(stack.stem): at_line.search(stack.read_text()) for stack in folder.glob("*.stack")}
     return {rank: int(line[1]) for rank, line in sorted(found.items()) if line}
@@ -130,7 +130,7 @@ def _busy_lines(folder: Path, file: Path) -> dict[int, int]:
 
 @cache
 def import_once() -> None:
-    """So that the time limit is the learner's code's own."""
+    """Import first, so that the time limit applies only to the learner's code."""
     run_ranks(_nothing, 1, _IMPORTS_S)
 
 
@@ -139,7 +139,7 @@ def _nothing() -> None:
 
 
 def load(file: Path) -> ModuleType:
-    """The learner's file, afresh."""
+    """Import the learner's file anew."""
     spec = importlib.util.spec_from_file_location(f"learner_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise FileNotFoundError(file)
@@ -149,7 +149,7 @@ def load(file: Path) -> ModuleType:
 
 
 def in_this_process(file: Path, function: Callable[[ModuleType], Any]) -> Any:
-    """For what needs no ranks; a mistake is told as one on a rank would be."""
+    """Call `function` without ranks; a mistake is reported like one on a rank."""
     try:
         return function(load(file))
     except Shortcoming:
@@ -161,7 +161,7 @@ def in_this_process(file: Path, function: Callable[[ModuleType], Any]) -> Any:
 
 
 def as_shortcoming(kind: str, text: str, file: Path, line: int, where: str) -> Shortcoming:
-    """An exception of the learner's code, by the name of its class."""
+    """Return the Shortcoming for an exception of the learner's code; `kind` is its class name."""
     if kind == "NotImplementedError":
         return _todo(text, file, line)
     return _crash(kind, text, file, line, where)
@@ -190,7 +190,7 @@ def _on_rank(file: str, folder: str, scenario: Callable[..., Any], args: tuple[A
 
 
 def _wait_for_others(folder: Path) -> None:
-    """By files: a message of ours could be taken for one that the learner's code waits for."""
+    """Use files: our messages could be received by the learner's code."""
     (folder / f"{dist.get_rank()}.done").touch()
     deadline_s = time.monotonic() + _TIMEOUT_S
     while len(list(folder.glob("*.done"))) < dist.get_world_size():
@@ -211,7 +211,7 @@ def line_in(error: BaseException, file: Path) -> int:
 
 
 def _why(outcome: Outcome, file: Path, failure: str) -> Exception:
-    """The first cause, of all that the ranks left behind."""
+    """Return the first cause among all that the ranks recorded."""
     errors = {record.rank: record.error for record in outcome.records if record.error}
     for error in errors.values():
         if error["error"] == "NotImplementedError":
@@ -230,7 +230,7 @@ def _why(outcome: Outcome, file: Path, failure: str) -> Exception:
             return told
     if errors or "still running" in failure:
         return _deadlock(outcome, file)
-    return Shortcoming("crash", "every rank ends by itself", failure.splitlines()[0])
+    return Shortcoming("crash", "every rank exits normally", failure.splitlines()[0])
 
 
 def _todo(text: str, file: Path, line: int) -> Shortcoming:
@@ -247,7 +247,7 @@ def _crash(kind: str, text: str, file: Path, line: int, where: str) -> Shortcomi
     at = f"{file.name}:{line}: {_source_line(file, line)}" if line else file.name
     found = f"{where} raised {kind}: {text.strip() or 'without a message'}\n{at}"
     if kind in ("SyntaxError", "IndentationError", "TabError"):
-        return Shortcoming("syntax", "a file that Python can read", found)
+        return Shortcoming("syntax", "a file that Python can parse", found)
     return Shortcoming("crash", "the code runs to its end", found)
 
 
@@ -257,7 +257,7 @@ def _source_line(file: Path, line: int) -> str:
 
 
 def _last_section(outcome: Outcome) -> str:
-    """The one that was under way when the ranks stopped."""
+    """Return the section that was running when the ranks stopped."""
     sections = [list(record.sections)[-1] for record in outcome.records]
     order = ["", *max((list(r.sections) for r in outcome.records), key=len)]
     return min(sections, key=order.index)
@@ -268,7 +268,7 @@ def num_ranks_in_words(number: int) -> str:
 
 
 def _case(outcome: Outcome, section: str) -> str:
-    """What was being tried; nothing where the file was only being imported."""
+    """Return the case being run, or nothing if the file was only being imported."""
     return f"{num_ranks_in_words(len(outcome.records))}, {section}" if section else ""
 
 
@@ -279,21 +279,21 @@ def _deadlock(outcome: Outcome, file: Path) -> Shortcoming:
     if not waiting:
         return Shortcoming(
             "endless",
-            "the code ends within seconds",
+            "the code finishes within seconds",
             _still_computing(outcome, file),
             where=_case(outcome, name),
         )
     finished = [
-        f"rank {log.rank} waits for nothing: it has left the exchange"
+        f"rank {log.rank} does not wait: it has finished its exchange"
         for log in flow.logs
         if not log.pending
     ]
     kinds = {call.kind for log in flow.logs for call in log.pending}
     return Shortcoming(
         "deadlock",
-        "every message that is waited for is sent, and every one that is sent is received"
+        "every message that a rank waits for is sent, and every message sent is received"
         if kinds & {"send", "recv"}
-        else "every rank calls each collective: it ends when the last has come",
+        else "every rank calls each collective: it completes when the last rank has called it",
         "\n".join(waiting + finished),
         where=_case(outcome, name) or num_ranks_in_words(flow.num_ranks),
         picture=flow.picture(),
@@ -317,7 +317,7 @@ def _size_mismatch(flow: Flow, file: Path, name: str) -> Shortcoming | None:
         "type-mismatch" if is_type else "size-mismatch",
         f"rank {target} receives as many bytes as rank {source} sends",
         f"rank {source} sent {_amount(send)}, {file.name}:{send.line}\n"
-        f"rank {target} made room for {_amount(receive)}, {file.name}:{receive.line}",
+        f"rank {target} has a buffer of {_amount(receive)}, {file.name}:{receive.line}",
         where=name,
     )
 
@@ -328,7 +328,7 @@ def _amount(call: RecordedCall) -> str:
 
 
 def _collective_mismatch(outcome: Outcome, file: Path) -> Shortcoming | None:
-    """The first collective that is not the same on all ranks of its group that got so far."""
+    """Find the first collective that differs among the ranks of its group that reached it."""
     for name in ["", *outcome.sections]:
         logs = outcome.flow(name).logs
         for ranks in {call.ranks: 0 for log in logs for call in log.collectives}:
@@ -341,7 +341,7 @@ def _collective_mismatch(outcome: Outcome, file: Path) -> Shortcoming | None:
 
 
 def _must_agree(call: RecordedCall) -> tuple[str, int]:
-    """In an exchange of all with all, every rank may have another size."""
+    """In an all-to-all, sizes may differ between ranks."""
     return call.kind, 0 if call.kind.startswith("all_to_all") else call.num_bytes
 
 
@@ -355,14 +355,14 @@ def _told_mismatch(
     ]
     return Shortcoming(
         "collective-mismatch",
-        "all ranks call the same collectives in the same order, with equal sizes",
+        "all ranks call the same collectives in the same order, with the same sizes",
         "\n".join(found),
         where=name,
     )
 
 
 def _refuse_careless(outcome: Outcome, file: Path) -> None:
-    """What may have gone well by luck."""
+    """Reject what may have worked only by luck."""
     for name in ["", *outcome.sections]:
         flow = outcome.flow(name)
         mismatch = _size_mismatch(flow, file, name)
@@ -378,14 +378,14 @@ def _refuse_careless_call(call: Any, rank: int, file: Path, name: str) -> None:
     if not call.is_done:
         raise Shortcoming(
             "not-waited",
-            "every request of isend, irecv and async_op=True is waited for",
-            f"{where}: nobody called wait() on this {call.kind}",
+            "wait() is called on every request of isend, irecv and async_op=True",
+            f"{where}: wait() was never called on this {call.kind}",
             where=name,
         )
     if call.has_changed:
         raise Shortcoming(
             "changed-in-flight",
-            "a tensor stays as it is from isend until wait()",
-            f"{where}: the tensor that was being sent was changed before wait()",
+            "a tensor does not change between isend and wait()",
+            f"{where}: the tensor changed before wait()",
             where=name,
         )

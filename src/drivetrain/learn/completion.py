@@ -1,4 +1,4 @@
-"""The course's completion list: what is done of all that it asks for, and how much that is."""
+"""The course's completion list: what is done, and the share of the whole course."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Say = Callable[[str], None]
 NUM_LECTURES = 7
 _PROJECT = "project"
 BY_HAND = (*(f"lecture-{number}" for number in range(1, NUM_LECTURES + 1)), _PROJECT)
-"""What no program can see: the learner says that it is done."""
+"""What no program can check: the learner marks it as done."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def completion(folder: LearnerFolder) -> list[Item]:
         return sum(folder.state_named(name).is_passed for name in names)
 
     return [
-        Item("a place to work, in which a check has passed", _has_passed_any(folder)),
+        Item("a folder with at least one passed check", _has_passed_any(folder)),
         Item("lectures read", passed(BY_HAND[:NUM_LECTURES]), NUM_LECTURES),
         *(
             Item(f"phase {phase.number}: {phase.title}", passed(names), len(names))
@@ -49,7 +49,7 @@ def completion(folder: LearnerFolder) -> list[Item]:
         Item("puzzles found", puzzles.num_found(folder), len(puzzles.puzzles())),
         *(Item(f"lab: {lab.title}", passed([lab.name])) for lab in LABS),
         Item("quiz passed (80%)", int(quiz.has_passed(folder))),
-        Item("final project handed in", passed([_PROJECT])),
+        Item("final project done", passed([_PROJECT])),
     ]
 
 
@@ -58,7 +58,7 @@ def _has_passed_any(folder: LearnerFolder) -> int:
 
 
 def percent(items: Sequence[Item]) -> int:
-    """Each line counts the same; 100 only when every one is done."""
+    """Return the share done, with equal weights; 100 only if every item is done."""
     shares = [min(1.0, item.num_done / item.num_all) for item in items]
     return 100 if all(item.is_done for item in items) else int(99 * sum(shares) / len(shares))
 
@@ -69,14 +69,14 @@ def tell_completion(folder: LearnerFolder, say: Say) -> None:
         say(f"  {item}")
     say(f"the course: {percent(items)}% done")
     if not all(folder.state_named(name).is_passed for name in BY_HAND):
-        say("lectures and the project are yours to tick off: drivetrain learn done lecture-1")
+        say("mark lectures and the project as done yourself: drivetrain learn done lecture-1")
 
 
 def mark_done(name: str, folder: LearnerFolder, say: Say) -> None:
-    """For lectures and the project."""
+    """Mark a lecture or the project as done."""
     if name not in BY_HAND:
-        remedy = f"choose: {', '.join(BY_HAND)}; the rest is done when its check says so"
-        raise ConfigError([Problem("ITEM", "cannot be ticked off by hand", remedy, name)])
+        remedy = f"choose: {', '.join(BY_HAND)}; everything else is done when its check passes"
+        raise ConfigError([Problem("ITEM", "cannot be marked as done by hand", remedy, name)])
     state = folder.state_named(name)
     state.is_passed = True
     folder.remember_named(name, state)

@@ -1,6 +1,6 @@
 """A training whose bits do not depend on the number of ranks: gradients are added by micro-batch.
 
-What is left to differ is what the learner writes: which samples, which dropout, which state.
+Only what the learner writes can differ: which samples, which dropout, which state.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ExactJob:
         return torch.cat([*(g.flatten() for g in gradients), loss.detach().reshape(1)])
 
     def apply(self, rows: torch.Tensor) -> float:
-        """Step by the mean of all micro-batches, added in their order; the loss."""
+        """Step with the mean of all micro-batches, added in their order; return the loss."""
         total = rows[0] / NUM_MICRO
         for row in rows[1:]:
             total = total + row / NUM_MICRO

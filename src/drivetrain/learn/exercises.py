@@ -1,4 +1,4 @@
-"""The exercises in their order, and where their material lies."""
+"""The exercises in order, and where their material is."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Phase:
 
     @property
     def argument(self) -> str:
-        """What `drivetrain learn start` calls it."""
+        """The name in `drivetrain learn start`."""
         return str(self.number) if self in PHASES else self.folder
 
 
@@ -49,7 +49,7 @@ class Exercise:
 
     @property
     def file(self) -> str:
-        """Where the learner has it, below their folder."""
+        """Path of the template, relative to the learner's folder."""
         return f"{self.phase.folder}/template_{self.name}.py"
 
     @property
@@ -62,12 +62,12 @@ class Exercise:
 
     @cached_property
     def hints(self) -> dict[str, str]:
-        """By what a check found; those that begin with "step" are given one after another."""
+        """Hints by what a check found; those named "step…" are given one after another."""
         own: dict[str, Any] = _read(COURSE / self.phase.folder / "hints.yaml")
         return {**_read(_COMMON_HINTS), **own[self.name]}
 
     def check(self, file: Path) -> Passed:
-        """Raise Shortcoming, or say what was shown."""
+        """Run the check: raise Shortcoming, or return what was shown."""
         module, function = self.check_name.split(":")
         checks = importlib.import_module(f"drivetrain.learn.checks.{module}")
         passed: Passed = getattr(checks, function)(file)
@@ -96,7 +96,7 @@ _TWO = Phase(2, "phase2_memory_and_models", "Memory and models")
 _PHASE_TWO = (
     Exercise("accumulation", _TWO, "Many micro-batches, one reduction", "accumulation:check"),
     Exercise("loss_scaling", _TWO, "fp16 with loss scaling, and bf16", "loss_scaling:check"),
-    Exercise("recomputation", _TWO, "Compute activations again", "recomputation:check"),
+    Exercise("recomputation", _TWO, "Recompute activations", "recomputation:check"),
     Exercise("split_layer", _TWO, "Two layers split by column and row", "split_layer:check"),
     Exercise("pipeline", _TWO, "A pipeline: GPipe and 1F1B", "pipeline:check"),
 )
@@ -104,8 +104,8 @@ _PHASE_TWO = (
 _THREE = Phase(3, "phase3_many_nodes", "Many nodes")
 _PHASE_THREE = (
     Exercise("buckets", _THREE, "DDP: buckets, reduced while backward runs", "buckets:check"),
-    Exercise("zero1", _THREE, "ZeRO: the optimizer's state, divided", "zero1:check"),
-    Exercise("zero3", _THREE, "ZeRO: the parameters too, borrowed by layer", "zero3:check"),
+    Exercise("zero1", _THREE, "ZeRO: shard the optimizer's state", "zero1:check"),
+    Exercise("zero3", _THREE, "ZeRO: shard the parameters too", "zero3:check"),
     Exercise(
         "hierarchical_allreduce",
         _THREE,
@@ -126,12 +126,14 @@ _PHASE_THREE = (
 _FOUR = Phase(4, "phase4_production", "Production")
 _PHASE_FOUR = (
     Exercise("checkpoint", _FOUR, "A checkpoint that survives kill -9", "checkpoint:check"),
-    Exercise("resume", _FOUR, "Resume to the last bit", "resume:check"),
-    Exercise("failure_detection", _FOUR, "Dead or slow?", "failure_detection:check"),
+    Exercise("resume", _FOUR, "Resume bit for bit", "resume:check"),
+    Exercise(
+        "failure_detection", _FOUR, "Tell dead ranks from slow ones", "failure_detection:check"
+    ),
     Exercise("rendezvous", _FOUR, "Agree on a new world", "rendezvous:check"),
     Exercise("stragglers", _FOUR, "Name the slow rank", "stragglers:check"),
-    Exercise("preemption", _FOUR, "Leave in time, and come back", "preemption:check"),
-    Exercise("final_system", _FOUR, "Through kill -9 and newcomers", "final_system:check"),
+    Exercise("preemption", _FOUR, "Stop on SIGTERM, and resume", "preemption:check"),
+    Exercise("final_system", _FOUR, "Train through kill -9 and newcomers", "final_system:check"),
 )
 
 PHASES = (_ONE, _TWO, _THREE, _FOUR)
@@ -147,7 +149,7 @@ LABS = (
 
 
 def exercise_named(name: str) -> Exercise:
-    """By its name, or by its file's, as a shell completes it."""
+    """Find an exercise by its name, or by its file's name, as a shell completes it."""
     wanted = Path(name).stem.removeprefix("template_")
     for exercise in (*EXERCISES, *LABS):
         if exercise.name == wanted:
@@ -155,11 +157,11 @@ def exercise_named(name: str) -> Exercise:
     names = [exercise.name for exercise in (*EXERCISES, *LABS)]
     near = difflib.get_close_matches(wanted, names, n=1)
     remedy = f"did you mean {near[0]}?" if near else "drivetrain learn list shows all names"
-    raise ConfigError([Problem("exercise", "there is none of this name", remedy, name)])
+    raise ConfigError([Problem("exercise", "no such exercise", remedy, name)])
 
 
 def phase_numbered(text: str) -> Phase:
-    """By its number, or by its folder's name."""
+    """Find a phase by its number or its folder's name."""
     wanted = text.strip().lower().removeprefix("phase")
     for phase in (*PHASES, LABS_FOLDER):
         if text in (phase.folder, phase.folder + "/") or wanted == str(phase.number):
@@ -168,9 +170,9 @@ def phase_numbered(text: str) -> Phase:
         if exercise.name == text:
             phase = exercise.phase
             remedy = f"drivetrain learn start {phase.argument} copies it with its phase"
-            raise ConfigError([Problem("phase", "is an exercise", remedy, text)])
+            raise ConfigError([Problem("phase", "is an exercise, not a phase", remedy, text)])
     numbers = ", ".join([*(str(phase.number) for phase in PHASES), LABS_FOLDER.folder])
-    raise ConfigError([Problem("phase", "there is no such phase", f"choose: {numbers}", text)])
+    raise ConfigError([Problem("phase", "no such phase", f"choose: {numbers}", text)])
 
 
 def exercises_of(phase: Phase) -> list[Exercise]:
@@ -178,6 +180,6 @@ def exercises_of(phase: Phase) -> list[Exercise]:
 
 
 def solution_scores() -> dict[str, dict[str, float]]:
-    """What the solutions reach, as `make course` measured it: by exercise and by quantity."""
+    """Return the solutions' scores as measured by `make course`, by exercise and quantity."""
     scores: dict[str, dict[str, float]] = _read(COURSE / "scores.yaml")
     return scores

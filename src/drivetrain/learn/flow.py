@@ -1,4 +1,4 @@
-"""What the ranks' logs say: who sent what to whom, in which round, and what was never received."""
+"""The ranks' logs: which rank sent what to which, in which round, and what never arrived."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNCOUNTED = ("barrier",)
 
 @dataclass
 class RecordedCall:
-    """One call of a rank's."""
+    """One recorded call of a rank."""
 
     index: int
     kind: str
@@ -30,14 +30,14 @@ class RecordedCall:
     is_done: bool = False
     has_changed: bool = False
     ranks: tuple[int, ...] = ()
-    """Of its group; none are all ranks."""
+    """Ranks of its group; empty means all ranks."""
     left_bytes: int | None = None
-    """What left the rank, where the call itself says it."""
+    """Bytes that left the rank, if the call itself determines it."""
     elements: str = ""
-    """How many of which type, "4 float64"; of a message from rank to rank."""
+    """Number and dtype of the elements of a point-to-point message: "4 float64"."""
 
     def sent_bytes(self, num_ranks: int) -> float:
-        """By each of its group, as the best algorithm would do it."""
+        """Bytes that each rank of the group sends, with the best algorithm."""
         if self.left_bytes is not None:
             return self.left_bytes
         if not self.num_bytes:
@@ -47,13 +47,13 @@ class RecordedCall:
 
 @dataclass
 class RankLog:
-    """One rank's calls in one section, in order, as they were posted and as they were done."""
+    """One rank's calls in one section, in the order of posting and of completion."""
 
     rank: int
     calls: dict[int, RecordedCall] = field(default_factory=dict)
     events: list[tuple[str, int]] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=dict)
-    """What the check noted: all calls with a smaller index had been posted before."""
+    """Marks of the check: all calls with a smaller index had been posted before."""
 
     @property
     def pending(self) -> list[RecordedCall]:
@@ -67,7 +67,7 @@ class RankLog:
         return [call for call in self.calls.values() if call.kind not in ("send", "recv")]
 
     def sent_bytes(self, num_ranks: int) -> float:
-        """What left this rank; a collective is counted as the best algorithm would do it."""
+        """Bytes that left this rank; collectives are counted with the best algorithm."""
         direct = sum(call.num_bytes for call in self.of("send"))
         return direct + sum(call.sent_bytes(num_ranks) for call in self.collectives)
 
@@ -78,7 +78,7 @@ def _as_planned(kind: str) -> str:
 
 @dataclass
 class RankRecord:
-    """All that one rank wrote."""
+    """Everything that one rank recorded."""
 
     rank: int
     sections: dict[str, RankLog]
@@ -89,7 +89,7 @@ class RankRecord:
 
 
 def read_record(file: Path, rank: int) -> RankRecord:
-    """A rank that was ended leaves half a line at most."""
+    """Read a rank's log; one that was killed leaves at most half a line."""
     current = RankLog(rank)
     record = RankRecord(rank, {"": current}, None, [], file.exists())
     posted_in: dict[int, RankLog] = {}
@@ -144,7 +144,7 @@ class Flow:
         return [log.sent_bytes(self.num_ranks) for log in self.logs]
 
     def mismatched(self) -> list[tuple[int, int, RecordedCall, RecordedCall]]:
-        """Messages that were sent in one size and received in another: from, to, send, receive."""
+        """Messages whose sizes differ between sender and receiver: from, to, send, receive."""
         return [
             (source, target, send, receive)
             for (source, target, _), (sends, receives) in self._channels().items()
@@ -171,8 +171,8 @@ class Flow:
     def rounds(self) -> list[list[tuple[int, int, int]]]:
         """Messages (from, to, bytes) that arrived; in a round a rank sends one and receives one.
 
-        A message leaves one round after all that its sender had received or sent before, and
-        stands in the round in which it arrives.
+        A message leaves one round after everything that its sender had received or sent before,
+        and is listed in the round in which it arrives.
         """
         by_round: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
         for number, source, target, size in _numbered(self.logs):
@@ -180,7 +180,7 @@ class Flow:
         return [sorted(by_round[number]) for number in range(1, max(by_round, default=0) + 1)]
 
     def waiting(self) -> list[str]:
-        """What each rank was waiting for, in words."""
+        """Describe what each rank was waiting for."""
         lines = []
         for log in self.logs:
             stuck = log.pending[-1:] if log.pending else []
@@ -207,7 +207,7 @@ class Flow:
             for number, messages in enumerate(rounds[:_MAX_ROUNDS_SHOWN], 1)
         ]
         if len(rounds) > _MAX_ROUNDS_SHOWN:
-            lines.append(f"… and {len(rounds) - _MAX_ROUNDS_SHOWN} rounds more")
+            lines.append(f"… and {len(rounds) - _MAX_ROUNDS_SHOWN} more rounds")
         lines += self._drawn_collectives()
         return "\n".join(lines)
 
@@ -242,7 +242,7 @@ def _drawn(messages: Sequence[tuple[int, int, int]]) -> str:
 
 
 def _numbered(logs: Iterable[RankLog]) -> Iterator[tuple[int, int, int, int]]:
-    """(round, from, to, bytes) of what was received, by what each rank knew when it sent it."""
+    """Yield (round, from, to, bytes) of received messages, by what their senders knew before."""
     on_their_way: dict[tuple[int, int, int], list[tuple[int, int]]] = defaultdict(list)
     todo = {log.rank: (log, list(log.events)) for log in logs}
     knows: dict[int, int] = defaultdict(int)

@@ -1,4 +1,4 @@
-"""The learner's folder: templates to fill in, and what has been done, in `.learn.json`."""
+"""The learner's folder: templates to fill in, and the progress, in `.learn.json`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ExerciseState:
     num_tries: int = 0
     is_passed: bool = False
     scores: dict[str, float] = field(default_factory=dict)
-    """The best so far, by quantity: 1.0 is the limit."""
+    """Best scores so far, by quantity: 1.0 is the limit."""
     last_hint: str = ""
     """What the last check found."""
     checked_at_s: float = 0.0
@@ -30,31 +30,31 @@ class ExerciseState:
 
 
 class LearnerFolder:
-    """Where a learner works."""
+    """The folder in which a learner works."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def around(cls, here: Path) -> LearnerFolder:
-        """This folder or one above it: commands also work inside a phase's folder."""
+        """Find the folder here or above: commands also work inside a phase's folder."""
         for path in (here, *here.parents):
             if (path / _STATE).is_file():
                 return cls(path)
-        rule = "no exercises were started here"
+        rule = "no exercises have been started here"
         raise ConfigError(
             [Problem("folder", rule, "drivetrain learn start 1 begins with phase 1", str(here))]
         )
 
     @classmethod
     def if_any(cls, here: Path) -> LearnerFolder | None:
-        """For what is of use without one, too."""
+        """Return None if there is none, for commands that also work without one."""
         with suppress(ConfigError):
             return cls.around(here)
         return None
 
     def start(self, phase: Phase) -> list[Path]:
-        """Copy a phase's files; those that were written."""
+        """Copy a phase's files; return those that were written."""
         guidelines = COURSE / phase.folder / "guidelines.md"
         files = [
             (guidelines, f"{phase.folder}/guidelines.md"),
@@ -65,7 +65,7 @@ class LearnerFolder:
         return self.copy(files)
 
     def copy(self, files: Sequence[tuple[Path, str]]) -> list[Path]:
-        """Copy what is not there yet; nothing of the learner's is ever overwritten."""
+        """Copy files that do not exist yet; the learner's files are never overwritten."""
         written = []
         for original, name in files:
             target = self.path / name
@@ -78,11 +78,11 @@ class LearnerFolder:
         return written
 
     def file_of(self, exercise: Exercise) -> Path:
-        """The learner's file, or where it should be."""
+        """Return the path of the learner's file; ConfigError if it does not exist."""
         path = self.path / exercise.file
         if not path.is_file():
             remedy = f"drivetrain learn start {exercise.phase.number} copies the templates"
-            raise ConfigError([Problem("exercise", "its file is not there", remedy, exercise.file)])
+            raise ConfigError([Problem("exercise", "file not found", remedy, exercise.file)])
         return path.resolve()
 
     def has_started(self, phase: Phase) -> bool:
@@ -99,7 +99,7 @@ class LearnerFolder:
         self.remember_named(exercise.name, state)
 
     def state_named(self, name: str) -> ExerciseState:
-        """An exercise's, or that of something else that is scored."""
+        """Return the state of an exercise, or of something else that is scored."""
         return self._states().get(name, ExerciseState())
 
     def remember_named(self, name: str, state: ExerciseState) -> None:
@@ -111,7 +111,7 @@ class LearnerFolder:
             read = json.loads(file.read_text())
             return {name: ExerciseState(**values) for name, values in read.items()}
         except (ValueError, TypeError, AttributeError) as error:
-            remedy = "delete it; your files stay, and `drivetrain learn check` fills it again"
+            remedy = "delete it; your files stay, and `drivetrain learn check` recreates it"
             raise ConfigError(
                 [Problem(str(file), "is damaged", remedy, has_value=False)]
             ) from error

@@ -1,4 +1,4 @@
-"""Processes without a process group: they meet at a store, and a check stops and kills them."""
+"""Processes without a process group: they share a store, and a check stops and kills them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PATIENCE = timedelta(seconds=10)
 
 
 class Members:
-    """Of one check; none of them outlives it."""
+    """The processes of one check; none of them outlives it."""
 
     def __init__(self, file: Path) -> None:
         import_once()
@@ -31,7 +31,7 @@ class Members:
         self._started: dict[str, tuple[BaseProcess, Connection]] = {}
         self._killed: set[str] = set()
         self._told: dict[str, Any] = {}
-        """What members that are done have sent: error and value."""
+        """Error and value that finished members have sent."""
 
     def __enter__(self) -> Members:
         return self
@@ -44,7 +44,7 @@ class Members:
             receiver.close()
 
     def start(self, name: str, scenario: Callable[..., Any], *args: Any) -> None:
-        """`scenario(learner's module, store, *args)` in a process of its own."""
+        """Run `scenario(learner's module, store, *args)` in its own process."""
         context = multiprocessing.get_context("forkserver")
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(
@@ -67,16 +67,16 @@ class Members:
         return not self._started[name][0].is_alive()
 
     def result(self, name: str, within_s: float) -> Any:
-        """What the scenario returned; Shortcoming when it failed or is late."""
+        """Return what the scenario returned; Shortcoming if it failed or is late."""
         _, receiver = self._started[name]
         if name not in self._told:
             if not receiver.poll(within_s):
-                expected = f"{name} is done within seconds"
+                expected = f"{name} finishes within seconds"
                 raise Shortcoming("endless", expected, f"still waiting after {within_s:g} s")
             try:
                 self._told[name] = receiver.recv()
             except EOFError:
-                raise Shortcoming("crash", f"{name} ends by itself", "it ended abruptly") from None
+                raise Shortcoming("crash", f"{name} exits normally", "it ended abruptly") from None
         error, value = self._told[name]
         if error is not None:
             kind, text, line = error
@@ -84,7 +84,7 @@ class Members:
         return value
 
     def failed(self) -> None:
-        """Raise the Shortcoming of a member that has failed already, if there is one."""
+        """Raise the Shortcoming of a member that has already failed, if any."""
         for name, (_, receiver) in self._started.items():
             if name not in self._killed and receiver.poll(0):
                 self.result(name, 0)

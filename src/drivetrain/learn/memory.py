@@ -1,4 +1,4 @@
-"""How many bytes autograd keeps for backward, as they come and go."""
+"""Track how many bytes autograd keeps for backward."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class SavedBytes:
-    """Of tensors that were saved for backward: now, and at most. A storage counts once."""
+    """Bytes of tensors saved for backward: now, and at the peak. A storage counts once."""
 
     def __init__(self, not_counted: Iterable[torch.Tensor] = ()) -> None:
         self.now = 0
@@ -21,7 +21,7 @@ class SavedBytes:
 
     @contextmanager
     def counting(self) -> Iterator[SavedBytes]:
-        """For forward and backward of what is inside."""
+        """Count during the forward and backward inside this context."""
         with torch.autograd.graph.saved_tensors_hooks(self._pack, _Kept.tensor_of):
             yield self
 
@@ -44,7 +44,7 @@ class SavedBytes:
 
 
 class _Kept:
-    """What the graph holds instead of the tensor: gone when the graph lets go of it."""
+    """Held by the graph instead of the tensor: deleted when the graph releases it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor

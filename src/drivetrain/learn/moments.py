@@ -1,7 +1,7 @@
-"""Moments of a rank's writing to a folder: counted, recorded, and one of them its last.
+"""Moments at which a rank writes to a folder: counted, recorded, and one of them its last.
 
 The rank ends itself with SIGKILL just before a file is opened, renamed or synced, just after it was
-created, or when half of it is written: what an outside `kill -9` would hit by luck.
+created, or when half of it is written: moments that an outside `kill -9` would hit only by luck.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class FileMoments:
-    """Of one rank, below one folder."""
+    """The moments of one rank, below one folder."""
 
     def __init__(self, folder: Path, last: int | None = None) -> None:
         self.names: list[str] = []
@@ -32,7 +32,7 @@ class FileMoments:
         self._is_on = False
 
     def install(self) -> None:
-        """From now on, until `stop`."""
+        """Count from now on, until `stop`."""
         self._is_on = True
         sys.addaudithook(self._audited)
         setattr(os, "fsync", self._syncing(os.fsync))  # noqa: B010 - mypy allows no assignment
@@ -43,7 +43,7 @@ class FileMoments:
         self._is_on = False
 
     def moment(self, name: str, before_the_end: Callable[[], object] | None = None) -> None:
-        """Here the rank may end."""
+        """A moment at which the rank may be killed."""
         if not self._is_on:
             return
         if self._last == len(self.names):

@@ -1,4 +1,4 @@
-"""What a lab's script writes down about each step, and how the check reads it."""
+"""What a lab's script records about each step, and how the check reads it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Note:
     rank: int
     num_ranks: int
     loss: float
-    """Of this rank's part of the batch, before the step."""
+    """Loss of this rank's part of the batch, before the step."""
     weights: str
     """Fingerprint of the model after the step."""
     host: str
@@ -33,7 +33,7 @@ class Note:
 def note(
     folder: str | Path, step: int, rank: int, num_ranks: int, loss: float, model: nn.Module
 ) -> None:
-    """One line in a file of this process's own, at once: it may be killed a moment later."""
+    """Append one line to this process's own file at once: it may be killed a moment later."""
     place = Path(folder) / "notes"
     place.mkdir(parents=True, exist_ok=True)
     host, pid = os.uname().nodename, os.getpid()
@@ -48,7 +48,7 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def read_notes(folder: Path) -> list[Note]:
-    """In the order in which they were written; a line that is cut short does not count."""
+    """Return the notes in the order in which they were written, without truncated lines."""
     found = []
     for path in (folder / "notes").glob("*.jsonl"):
         for line in path.read_text().splitlines(keepends=True):
@@ -58,11 +58,11 @@ def read_notes(folder: Path) -> list[Note]:
 
 
 Attempt = dict[int, list[Note]]
-"""By rank: its steps, one after the other."""
+"""Each rank's steps, in order."""
 
 
 def attempts_of(notes: Sequence[Note]) -> list[Attempt]:
-    """A new process, or a step that is not a later one, begins another attempt."""
+    """Split notes into attempts: a new process, or a step that is not later, begins a new one."""
     attempts: list[Attempt] = []
     for rank in sorted({each.rank for each in notes}):
         number, before = -1, None

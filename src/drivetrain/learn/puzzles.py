@@ -26,24 +26,24 @@ class Puzzle:
 
     name: str
     kind: str
-    """What sort of bug it is: said when it is found."""
+    """The kind of bug, shown when it is found."""
     title: str
     symptom: str
     commands: tuple[str, ...]
-    """Typed in the learner's folder, they show the bug."""
+    """Commands that show the bug, run in the learner's folder."""
     shows: str
-    """What the last of them says, as long as the bug is there."""
+    """Part of the last command's output, as long as the bug is there."""
     old: str
     new: str
-    """The fix: what is replaced by what."""
+    """The fix: `old` is replaced by `new`."""
     near: dict[str, str]
-    """Lines that are often taken for it, and what to say then."""
+    """Lines that are often mistaken for the bug, and the reply."""
     hints: tuple[str, ...]
     explanation: str
 
     @property
     def file(self) -> str:
-        """Where the learner has it, below their folder."""
+        """Path of the script, relative to the learner's folder."""
         return f"puzzles/{self.name}.py"
 
     @property
@@ -88,28 +88,28 @@ def _made(name: str, values: dict[str, Any]) -> Puzzle:
 
 
 def puzzle_named(name: str) -> Puzzle:
-    """By its name, or by its file's, as a shell completes it."""
+    """Find a puzzle by its name, or by its file's name, as a shell completes it."""
     for puzzle in puzzles():
         if puzzle.name == Path(name).stem:
             return puzzle
     names = ", ".join(puzzle.name for puzzle in puzzles())
-    raise ConfigError([Problem("puzzle", "there is none of this name", f"choose: {names}", name)])
+    raise ConfigError([Problem("puzzle", "no such puzzle", f"choose: {names}", name)])
 
 
 def list_puzzles(folder: LearnerFolder | None, say: Say) -> None:
-    """What there is; what sort of bug it was stands beside those that are found."""
+    """List the puzzles, with the kind of bug for those that are found."""
     for puzzle in puzzles():
         is_found = folder is not None and state_of(puzzle, folder).is_passed
         beside = f"   ✓ {puzzle.kind}" if is_found else ""
         say(f"  {puzzle.name:10s} {puzzle.title}{beside}")
     say("")
-    say("drivetrain learn puzzle start NAME   copies its script to this folder and tells more")
+    say("drivetrain learn puzzle start NAME   copies its script to this folder and shows details")
 
 
 def start_puzzle(puzzle: Puzzle, here: Path, say: Say) -> None:
-    """Copy the script, and tell what its users say and what to run."""
+    """Copy the script, and show what its users report and what to run."""
     is_new = bool(LearnerFolder(here).copy([(puzzle.script, puzzle.file)]))
-    say(f"wrote {puzzle.file}" if is_new else f"{puzzle.file} is there already")
+    say(f"wrote {puzzle.file}" if is_new else f"{puzzle.file} exists already")
     say("")
     for line in _wrapped(puzzle.symptom):
         say(f"  {line}")
@@ -123,11 +123,11 @@ def start_puzzle(puzzle: Puzzle, here: Path, say: Say) -> None:
 
 
 def check_line(puzzle: Puzzle, number: int, folder: LearnerFolder, say: Say) -> bool:
-    """Whether the bug is in this line of the learner's file."""
+    """True if the bug is in this line of the learner's file."""
     file = folder.path / puzzle.file
     if not file.is_file():
         remedy = f"drivetrain learn puzzle start {puzzle.name} copies it"
-        raise ConfigError([Problem("puzzle", "its script is not there", remedy, puzzle.file)])
+        raise ConfigError([Problem("puzzle", "script not found", remedy, puzzle.file)])
     lines = file.read_text().splitlines()
     if not 1 <= number <= len(lines):
         remedy = f"choose 1 to {len(lines)}"
@@ -147,7 +147,7 @@ def check_line(puzzle: Puzzle, number: int, folder: LearnerFolder, say: Say) -> 
 
 
 def _in_the_original(here: Sequence[str], original: Sequence[str], number: int) -> set[int]:
-    """The original's lines that this one stands for: learners add prints, and try changes."""
+    """Return the original's lines that match this one: learners add prints, and try changes."""
     for kind, first, end, there, there_end in SequenceMatcher(a=here, b=original).get_opcodes():
         if first < number <= end:
             if kind == "equal":
@@ -160,7 +160,7 @@ def _tell_found(puzzle: Puzzle, say: Say) -> None:
     say(f"  {puzzle.kind}")
     _tell_explanation(puzzle, say)
     say("")
-    say(f"the script put right: drivetrain learn puzzle solution {puzzle.name}")
+    say(f"the fixed script: drivetrain learn puzzle solution {puzzle.name}")
 
 
 def _tell_other(puzzle: Puzzle, line: str, say: Say) -> None:
@@ -174,16 +174,16 @@ def _nothing_here(line: str) -> str:
     if not line:
         return "This line is empty. The bug is in a line that does something."
     if line.startswith("#"):
-        return "A comment does nothing, and may be wrong. Look at what the code does."
-    return "This line is right. Another one makes what the command shows."
+        return "A comment has no effect, and may be wrong. Look at what the code does."
+    return "This line is right. Another line causes what the command shows."
 
 
 def give_hint(puzzle: Puzzle, folder: LearnerFolder, say: Say) -> None:
-    """One at a time; from the beginning when there are no more."""
+    """Give one hint at a time; start again when there are no more."""
     state = state_of(puzzle, folder)
     number = len(state.hints_given) % len(puzzle.hints)
     if number == 0 and state.hints_given:
-        say("(these were all; from the beginning)")
+        say("(no more hints; starting again)")
         state.hints_given = []
     state.hints_given.append(str(number + 1))
     folder.remember_named(_key(puzzle), state)
@@ -193,14 +193,14 @@ def give_hint(puzzle: Puzzle, folder: LearnerFolder, say: Say) -> None:
     left = len(puzzle.hints) - number - 1
     say("")
     more = f"{left} more: drivetrain learn puzzle hint {puzzle.name}"
-    say(more if left else "this was the last one")
+    say(more if left else "this was the last hint")
 
 
 def give_solution(puzzle: Puzzle, folder: LearnerFolder, say: Say) -> None:
-    """The script put right, after a try; and why."""
+    """Write the fixed script, after a try, and explain the bug."""
     if state_of(puzzle, folder).num_tries == 0:
         remedy = f"drivetrain learn puzzle check {puzzle.name} LINE, even with a guess"
-        rule = "the solution comes after a try of your own"
+        rule = "the solution is available only after a try"
         raise ConfigError([Problem("solution", rule, remedy, puzzle.name)])
     target = folder.path / "solutions" / puzzle.file
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -226,7 +226,7 @@ def _changes(puzzle: Puzzle) -> Iterator[tuple[str, str]]:
 
 
 def tell_puzzles(folder: LearnerFolder, say: Say) -> None:
-    """For `progress`."""
+    """List the puzzles for `drivetrain learn progress`."""
     say(f"puzzles   {num_found(folder)} of {len(puzzles())} found")
     for puzzle in puzzles():
         state = state_of(puzzle, folder)

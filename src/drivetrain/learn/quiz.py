@@ -1,4 +1,4 @@
-"""`drivetrain learn quiz`: one question after the other, checked, with its explanation."""
+"""`drivetrain learn quiz`: one question after another, each checked and explained."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PASSING = 0.8
 
 @dataclass(frozen=True)
 class Question:
-    """One of them, with what can be run to find out."""
+    """One question, with code or a command that gives the answer."""
 
     topic: str
     question: str
@@ -42,7 +42,7 @@ def questions() -> tuple[Question, ...]:
 
 
 def ask_questions(number: int | None, folder: LearnerFolder | None, ask: Ask, say: Say) -> None:
-    """One by its number, or those that are not answered yet; without a folder no score is kept."""
+    """Ask one question, or all not answered yet; without a folder no score is kept."""
     for index in _asked(number, folder):
         is_right = _ask_one(index, ask, say)
         if is_right is None:
@@ -50,17 +50,20 @@ def ask_questions(number: int | None, folder: LearnerFolder | None, ask: Ask, sa
         if folder is not None:
             _remember(folder, index, is_right)
     if folder is None:
-        say("no score is kept here; `drivetrain learn start 1` makes a folder that keeps it")
+        say("no score is kept here; `drivetrain learn start 1` creates a folder that keeps it")
     else:
         tell_score(folder, say)
 
 
 def tell_score(folder: LearnerFolder, say: Say) -> None:
-    """First answers count: the explanation tells what is right."""
+    """Print the score. Only first answers count: the explanation gives the right one."""
     scores = folder.state_named(_STATE).scores
     num_right, num_all = int(sum(scores.values())), len(questions())
     passed = ", passed" if has_passed(folder) else ""
-    say(f"quiz: {len(scores)} of {num_all} questions answered, {num_right} right at once{passed}")
+    say(
+        f"quiz: {len(scores)} of {num_all} questions answered,"
+        f" {num_right} right on the first try{passed}"
+    )
 
 
 def has_passed(folder: LearnerFolder) -> bool:
@@ -72,14 +75,14 @@ def _asked(number: int | None, folder: LearnerFolder | None) -> list[int]:
     if number is not None:
         if number not in everything:
             remedy = f"choose 1 to {len(everything)}"
-            raise ConfigError([Problem("--question", "there is no such one", remedy, number)])
+            raise ConfigError([Problem("--question", "no such question", remedy, number)])
         return [number]
     answered = {} if folder is None else folder.state_named(_STATE).scores
     return [index for index in everything if str(index) not in answered]
 
 
 def _ask_one(index: int, ask: Ask, say: Say) -> bool | None:
-    """Whether the answer is right; None when the learner has had enough."""
+    """Return whether the answer is right, or None if the learner quits."""
     question = questions()[index - 1]
     say(f"question {index} of {len(questions())} ({question.topic})")
     _tell(question.question, say)
@@ -94,7 +97,7 @@ def _ask_one(index: int, ask: Ask, say: Say) -> bool | None:
         return None
     is_right = given == question.answer
     right = f"{question.answer}) {question.choices[question.answer]}"
-    say("✓ right" if is_right else f"✗ right is {right}")
+    say("✓ right" if is_right else f"✗ the right answer is {right}")
     _tell(question.explanation, say)
     say("")
     return is_right
@@ -104,7 +107,7 @@ def _letter(question: Question, ask: Ask, say: Say) -> str:
     letters = ", ".join(question.choices)
     while True:
         try:
-            given = ask(f"your answer ({letters}; q ends): ").strip().lower().rstrip(")")
+            given = ask(f"your answer ({letters}; q quits): ").strip().lower().rstrip(")")
         except EOFError:
             return ""
         if given in question.choices:

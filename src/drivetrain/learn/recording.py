@@ -1,9 +1,9 @@
-"""Every message a learner's code sends, written down as it happens: in the rank, one line a call.
+"""Record every message that a learner's code sends: in the rank, one line per call.
 
 The functions of torch.distributed are wrapped before the learner's file is imported. Bytes are
-counted, a call that waits too long is named, and two mistakes that often go unnoticed are made to
-show: what `irecv` receives is delivered by `wait` and not before, and a tensor that changes between
-`isend` and `wait` is found.
+counted, a call that waits too long is named, and two mistakes that often go unnoticed are exposed:
+what `irecv` receives is delivered by `wait` and not before, and a tensor that changes between
+`isend` and `wait` is detected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 PATIENCE_S = 12.0
-"""A message between processes of one machine takes milliseconds."""
+"""Time limit of a message, which takes milliseconds between processes of one machine."""
 
 _TENSORS: dict[str, Callable[[tuple[Any, ...]], Any]] = {
     # which arguments are a collective's tensors; the first is the whole that `passes` speaks of
@@ -57,19 +57,19 @@ class Recorder:
         self._is_on = True
         self._link: tuple[float, float] | None = None
         self.requests: list[object] = []
-        """Kept: gloo cancels what nobody holds on to, and the mistake would look like another."""
+        """Kept: gloo cancels unreferenced requests, which would look like another mistake."""
 
     def section(self, name: str) -> None:
-        """What follows is judged by itself."""
+        """Begin a section, which is judged separately."""
         self._write({"section": name})
 
     def stop(self) -> None:
-        """What follows is no longer the learner's."""
+        """Stop recording: what follows is not the learner's code."""
         self._is_on = False
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """For the check's own messages."""
+        """Do not record inside this context: for the check's own messages."""
         before, self._is_on = self._is_on, False
         try:
             yield
@@ -78,7 +78,7 @@ class Recorder:
 
     @contextmanager
     def slow_link(self, latency_s: float, bytes_per_s: float) -> Iterator[None]:
-        """Messages leave so much later, as over a link of known speed."""
+        """Delay messages, as over a link of known speed."""
         self._link = (latency_s, bytes_per_s)
         try:
             yield
@@ -90,15 +90,15 @@ class Recorder:
         self._write({"error": kind, "text": str(error), "line": line})
 
     def note(self, **values: Any) -> None:
-        """Something the check itself wants to know later."""
+        """Record something for the check itself."""
         self._write({"note": values})
 
     def mark(self, name: str) -> None:
-        """A moment between the learner's calls."""
+        """Mark a moment between the learner's calls."""
         self._write({"mark": name, "before": self._next})
 
     def install(self) -> None:
-        """Put the wrapped functions in the place of torch's."""
+        """Replace torch's functions by the wrapped ones."""
         wrapped: dict[str, Callable[..., Any]] = {
             "isend": self._isend(dist.isend),
             "irecv": self._irecv(dist.irecv),
@@ -112,7 +112,7 @@ class Recorder:
             setattr(distributed_c10d, name, function)
 
     def line(self) -> int:
-        """The learner's line that is being run; 0 when it is ours."""
+        """Return the learner's line that is running; 0 if there is none."""
         frame = sys._getframe(1)  # noqa: SLF001 - the documented way to a caller's line
         while frame is not None:
             if frame.f_code.co_filename == self._file:
@@ -248,7 +248,7 @@ class Recorder:
 
 
 class _LateWork:
-    """A send that is on its way for a while, beside what the rank does."""
+    """A send that is delayed while the rank continues."""
 
     def __init__(self, takes_s: float, send: Callable[[], Any]) -> None:
         self._send = send
@@ -270,7 +270,7 @@ class _LateWork:
 
 
 class _Request:
-    """What an asynchronous call gives back."""
+    """The request that an asynchronous call returns."""
 
     def __init__(self, recorder: Recorder, index: int, work: Any) -> None:
         self._recorder = recorder
@@ -291,7 +291,7 @@ class _Request:
                 raise Stuck(f"waited {patience.total_seconds():g} s") from error
             self._is_over = True
             self._finish()
-            # What is held here would look like memory that the learner's code holds.
+            # References kept here would count as memory held by the learner's code.
             self._work = None
             self._recorder.requests.remove(self)
         return True
@@ -304,7 +304,7 @@ class _Request:
 
 
 class SendRequest(_Request):
-    """Of `isend`: the tensor must stay as it is until `wait`."""
+    """Of `isend`: the tensor must not change until `wait`."""
 
     def __init__(self, recorder: Recorder, index: int, work: Any, tensor: torch.Tensor) -> None:
         super().__init__(recorder, index, work)
@@ -357,7 +357,7 @@ def _global_rank(rank: int | None, group: Any, group_rank: int | None) -> int:
     if rank is not None:
         return rank
     if group_rank is None:
-        raise ValueError("to which rank?")
+        raise ValueError("no rank is given: pass dst or src")
     if group is None or group is dist.group.WORLD:
         return group_rank
     return int(dist.get_global_rank(group, group_rank))
@@ -365,7 +365,7 @@ def _global_rank(rank: int | None, group: Any, group_rank: int | None) -> int:
 
 def _check_contiguous(tensor: torch.Tensor, call: str) -> None:
     if not tensor.is_contiguous():
-        raise ValueError(f"{call} needs a contiguous tensor, and this is a view with gaps")
+        raise ValueError(f"{call} needs a contiguous tensor, and this view is not contiguous")
 
 
 def _size(tensor: torch.Tensor) -> int:
@@ -390,7 +390,7 @@ def _group_ranks(group: Any) -> tuple[int, ...]:
 
 
 def _left_bytes(name: str, given: dict[str, Any]) -> int | None:
-    """Of an uneven exchange: all but what the rank keeps itself."""
+    """Bytes that leave the rank in an uneven all-to-all: all but its own part."""
     if name != "all_to_all_single" or not given["input_split_sizes"]:
         return None
     sizes: list[int] = list(given["input_split_sizes"])

@@ -44,13 +44,13 @@ def list_exercises(say: Say) -> None:
 
 
 def start(phase: Phase, here: Path, say: Say) -> None:
-    """Copy a phase's files, and say what to do first."""
+    """Copy a phase's files, and print what to do first."""
     folder = LearnerFolder(here)
     written = folder.start(phase)
     for path in written:
         say(f"wrote {path.relative_to(here)}")
     if not written:
-        say("everything is there already; nothing was changed")
+        say("all files exist already; nothing was changed")
     first = exercises_of(phase)[0]
     say("")
     say(f"1. read   {phase.folder}/guidelines.md")
@@ -60,7 +60,7 @@ def start(phase: Phase, here: Path, say: Say) -> None:
 
 
 def check(exercises: Sequence[Exercise], folder: LearnerFolder, say: Say) -> bool:
-    """Check each; whether all passed."""
+    """Check each exercise; return whether all passed."""
     passed = [check_one(exercise, folder, say) for exercise in exercises]
     if len(passed) > 1:
         say(f"{sum(passed)} of {len(passed)} passed")
@@ -70,8 +70,8 @@ def check(exercises: Sequence[Exercise], folder: LearnerFolder, say: Say) -> boo
 
 
 def check_one(exercise: Exercise, folder: LearnerFolder, say: Say) -> bool:
-    """Run one check, tell what it found, and remember it."""
-    from drivetrain.learn.attempt import Shortcoming  # with torch, which a hint does not need
+    """Run one check, print what it found, and store the result."""
+    from drivetrain.learn.attempt import Shortcoming  # imports torch, which hints do not need
 
     file = folder.file_of(exercise)
     state = folder.state_of(exercise)
@@ -104,7 +104,7 @@ def _tell_next(phase: Phase, folder: LearnerFolder, say: Say) -> None:
         return
     later = [each for each in PHASES if each.number > phase.number]
     then = f"drivetrain learn start {later[0].number}" if later else "drivetrain learn progress"
-    say(f"next      {phase.heading}: all passed; go on with {then}")
+    say(f"next      {phase.heading}: all passed; continue with {then}")
 
 
 def _tell_shortcoming(exercise: Exercise, found: Shortcoming, say: Say) -> None:
@@ -138,7 +138,7 @@ def _tell_block(label: str, text: str, say: Say) -> None:
 
 
 def _tell_picture(label: str, text: str, say: Say) -> None:
-    """Lines are broken between messages, which stand three blanks apart."""
+    """Break lines between messages, which are separated by three spaces."""
     for line in text.splitlines():
         first, *others = line.split(_BETWEEN)
         for message in others:
@@ -151,18 +151,18 @@ def _tell_picture(label: str, text: str, say: Say) -> None:
 
 
 def next_exercise(folder: LearnerFolder) -> Exercise:
-    """The first that is not passed, of what was started."""
+    """Return the first exercise of the started phases that has not passed."""
     for exercise in (*EXERCISES, *LABS):
         if folder.has_started(exercise.phase) and not folder.state_of(exercise).is_passed:
             return exercise
     waiting = [phase for phase in PHASES if not folder.has_started(phase)]
     remedy = f"drivetrain learn start {waiting[0].number}" if waiting else "nothing is left to do"
-    rule = "every exercise that was started is passed"
+    rule = "every exercise that you started has passed"
     raise ConfigError([Problem("exercise", rule, remedy, has_value=False)])
 
 
 def exercise_at_hand(folder: LearnerFolder) -> Exercise:
-    """The one that was checked last, if it is not passed."""
+    """Return the exercise checked last; if it has passed, the next one."""
     both = (*EXERCISES, *LABS)
     last = max(both, key=lambda exercise: folder.state_of(exercise).checked_at_s)
     state = folder.state_of(last)
@@ -170,17 +170,17 @@ def exercise_at_hand(folder: LearnerFolder) -> Exercise:
 
 
 def give_hint(exercise: Exercise, folder: LearnerFolder, say: Say) -> None:
-    """The one for what the last check found; asked again, the next general one."""
+    """Give the hint for what the last check found; when asked again, the next general one."""
     state = folder.state_of(exercise)
     order = [state.last_hint] if state.last_hint in exercise.hints else []
     order += [name for name in exercise.hints if name.startswith("step")]
     if not state.checked_at_s:
-        say(f"(not checked yet; after `drivetrain learn check {exercise.name}` a hint fits better)")
+        say(f"(not checked yet; hints are better after `drivetrain learn check {exercise.name}`)")
     fresh = [name for name in order if name not in state.hints_given]
     if not fresh:
         state.hints_given = []
         fresh = order
-        say("(these were all; from the beginning)")
+        say("(no more hints; starting again)")
     name = fresh[0]
     state.hints_given.append(name)
     folder.remember(exercise, state)
@@ -189,16 +189,16 @@ def give_hint(exercise: Exercise, folder: LearnerFolder, say: Say) -> None:
         say(f"  {line}")
     say("")
     left = len(fresh) - 1
-    say(f"{left} more: drivetrain learn hint {exercise.name}" if left else "this was the last one")
+    say(f"{left} more: drivetrain learn hint {exercise.name}" if left else "this was the last hint")
 
 
 def give_solution(exercise: Exercise, folder: LearnerFolder, say: Say) -> None:
-    """Write it below `solutions/`, after a try."""
+    """Write the solution below `solutions/`, after a try."""
     if folder.state_of(exercise).num_tries == 0:
         remedy = (
             f"write a first part, even a rough one, then: drivetrain learn check {exercise.name}"
         )
-        rule = "the solution comes after a try of your own"
+        rule = "the solution is available only after a try"
         raise ConfigError([Problem("solution", rule, remedy, exercise.name)])
     target = folder.path / "solutions" / exercise.phase.folder / exercise.solution.name
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -207,7 +207,7 @@ def give_solution(exercise: Exercise, folder: LearnerFolder, say: Say) -> None:
 
 
 def tell_progress(folder: LearnerFolder, say: Say) -> None:
-    """What is done, with scores beside the solution's and the limit; one line of later phases."""
+    """Print what is done, with scores next to the solution's; one line for phases not started."""
     own = solution_scores()
     for phase in (*PHASES, LABS_FOLDER):
         exercises = exercises_of(phase)

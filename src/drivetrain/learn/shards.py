@@ -1,4 +1,4 @@
-"""What moved in a first step, when every rank steps a part: which typical mistake explains it."""
+"""How parameters changed in a first sharded step, and which typical mistake explains it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from drivetrain.learn.attempt import Shortcoming
 
 @dataclass(frozen=True)
 class Move:
-    """How the parameters, laid end to end, changed in the first step."""
+    """The change of all parameters, concatenated, in the first step."""
 
     right: torch.Tensor
     found: list[torch.Tensor]
     """By rank."""
     alone: list[torch.Tensor]
-    """By rank: what its own gradient alone would have moved."""
+    """By rank: the change from its own gradient alone."""
     part_of: int = 0
-    """What is divided: so many parameters at a time; 0 is all of them."""
+    """Number of parameters that are split together; 0 means all."""
 
 
 def judge_move(move: Move, picture: str) -> None:
-    """Shortcoming, unless all ranks moved all parameters as the mean gradient does."""
+    """Raise Shortcoming unless all ranks changed all parameters as the mean gradient does."""
     differing = [
         rank for rank, each in enumerate(move.found) if not torch.equal(each, move.found[0])
     ]
@@ -34,7 +34,7 @@ def judge_move(move: Move, picture: str) -> None:
     hint, found = _explained(move)
     raise Shortcoming(
         hint,
-        "step 1 moves every parameter as one process with the mean gradient would",
+        "step 1 changes every parameter as one process with the mean gradient would",
         found,
         where="step 1",
         picture=picture,
@@ -55,10 +55,10 @@ def _ranks_differ(move: Move, rank: int, picture: str) -> Shortcoming:
     is_part = max(moved) < 0.6 * usual
     return Shortcoming(
         "not-gathered" if is_part else "ranks-differ",
-        f"after the step, all ranks have equal parameters, and all {len(move.right)} have moved",
-        f"parameters moved by rank: {moved}"
+        f"after the step, all ranks have equal parameters, and all {len(move.right)} have changed",
+        f"parameters that changed, by rank: {moved}"
         if is_part
-        else f"the parameters of rank {rank} are others than those of rank 0",
+        else f"the parameters of rank {rank} differ from those of rank 0",
         where="step 1",
         picture=picture,
     )
@@ -67,23 +67,23 @@ def _ranks_differ(move: Move, rank: int, picture: str) -> Shortcoming:
 def _explained(move: Move) -> tuple[str, str]:
     found, right, num_ranks = move.found[0], move.right, len(move.found)
     if _close(found, right * num_ranks):
-        return "not-divided", f"every parameter moved {num_ranks} times as far"
+        return "not-divided", f"every parameter changed {num_ranks} times as much"
     if _close(found, right / num_ranks):
-        return "divided-twice", f"every parameter moved 1/{num_ranks} as far"
+        return "divided-twice", f"every parameter changed 1/{num_ranks} as much"
     if _close(found, _by_owner(move)):
-        return "own-gradient", "each part moved by the gradient of the rank that steps it, alone"
+        return "own-gradient", "each part was stepped with the gradient of one rank alone"
     same = (found - right).abs() <= 1e-3 * right.abs() + 1e-9
     if _num_moved(found) < _num_moved(right) and bool(same[found != 0].all()):
         still = (right != 0) & (found == 0)
-        return "rest", f"{int(still.sum())} parameters did not move: {_run(still)}"
+        return "rest", f"{int(still.sum())} parameters did not change: {_run(still)}"
     if torch.allclose(found.sort().values, right.sort().values, rtol=1e-3, atol=1e-6):
-        return "wrong-part", "the right moves, of the wrong parameters"
+        return "wrong-part", "the right updates, of the wrong parameters"
     wrong = int((~same).sum())
-    return "wrong-step", f"{wrong} of {len(right)} parameters moved otherwise: {_run(~same)}"
+    return "wrong-step", f"{wrong} of {len(right)} parameters changed differently: {_run(~same)}"
 
 
 def _by_owner(move: Move) -> torch.Tensor:
-    """Each part as its owner alone would move it."""
+    """Return the change if each part's owner used only its own gradient."""
     length = move.part_of or len(move.right)
     part = -(-length // len(move.alone))
     owner = torch.arange(len(move.right)) % length // part

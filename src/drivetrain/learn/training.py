@@ -1,4 +1,4 @@
-"""A small real training: learners replace a piece of it, and it must still train the same."""
+"""A small real training: learners replace a piece of it, and the result must stay the same."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def on_one_process(
     batch_of: Callable[[int], tuple[torch.Tensor, torch.Tensor]] = global_batch,
     optimizer_of: Callable[[nn.Module], torch.optim.Optimizer] = new_optimizer,
 ) -> tuple[Numbers, nn.Module]:
-    """The reference: every global batch in one piece."""
+    """Train the reference: every global batch in one piece."""
     model = new_model()
     optimizer = optimizer_of(model)
     numbers = {}
@@ -63,7 +63,7 @@ def on_one_process(
 
 
 def require_same_training(reference: Numbers, found: Numbers, hint: str, **shown: Any) -> None:
-    """Held to the tolerance of `drivetrain verify parity`."""
+    """Raise Shortcoming beyond the tolerance of `drivetrain verify parity`."""
     parting = first_parting(reference, found, TOLERANCES["fp32"])
     if parting is None:
         return
@@ -77,7 +77,7 @@ def require_same_training(reference: Numbers, found: Numbers, hint: str, **shown
 
 
 def weights_of(model: nn.Module) -> list[float]:
-    """In one list: what a rank hands back is read after it has ended."""
+    """Return all weights as one list: a rank's result is read after it has exited."""
     weights: list[float] = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
     return weights
 

@@ -1,4 +1,4 @@
-"""What a check says of an exercise."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from drivetrain.core.text import readable_bytes
 
 @dataclass(frozen=True)
 class Score:
-    """One quantity against what physics allows: less is better, and `limit` is the least."""
+    """One quantity against its theoretical minimum, `limit`: less is better."""
 
     what: str
     found: float
@@ -19,7 +19,7 @@ class Score:
 
     @property
     def share(self) -> float:
-        """1.0 is the limit; a check's own rounding does not make it better than that."""
+        """The share of the limit reached, at most 1.0, even if rounding would give more."""
         return 1.0 if self.found <= self.limit else self.limit / self.found
 
     def __str__(self) -> str:

@@ -9,5 +9,5 @@ _NARROWEST = 40
 
 
 def text_width() -> int:
-    """Of the terminal or COLUMNS, up to what reads well; that much, too, where there is none."""
+    """Return the width of the terminal (or COLUMNS) within the limits; _WIDEST without one."""
     return max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size((_WIDEST, 24)).columns))

@@ -1,1 +1,1 @@
-"""How ranks are arranged, and how a model is spread over them."""
+"""How ranks are arranged, and how a model is distributed over them."""

@@ -1,9 +1,9 @@
 """Accelerator: the one place that knows device types.
 
-Everything else asks this: which device a rank uses, which backend carries its collectives, how it
-is seeded, timed, measured and waited for. It stands on `torch.accelerator` and on the device's own
-module (`torch.cuda`, `torch.xpu`, whatever an out-of-tree package registers), so that a device that
-torch knows is a device that Drivetrain knows. A test keeps other files from comparing types.
+All other code asks it: which device a rank uses, which backend runs its collectives, and how the
+device is seeded, timed, measured and synchronized. It builds on `torch.accelerator` and the
+device's own module (`torch.cuda`, `torch.xpu`, or one that an out-of-tree package registers), so
+Drivetrain supports every device that torch supports. A test keeps other files from comparing types.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ import torch
 import torch.distributed as dist
 
 _UNSUITABLE = frozenset({"mps"})
-"""No collectives and no float64, which losses are summed in."""
+"""They lack collectives, and float64, in which losses are summed."""
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A rank's device; the CPU is one too."""
+    """A rank's device, which may be the CPU."""
 
     device: torch.device
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the host computes itself: nothing is copied, nothing runs ahead."""
+        """True if the host computes: no copies, nothing asynchronous."""
         return self.device.type == "cpu"
 
     @property
     def backend(self) -> str:
-        """For `init_process_group`: gloo for the host's tensors, the device's own for its."""
+        """For `init_process_group`: gloo for CPU tensors, the device's backend for its tensors."""
         if self.is_cpu:
             return "gloo"
         own = dist.get_default_backend_for_device(self.device)
@@ -42,7 +42,7 @@ class Accelerator:
 
     @property
     def name(self) -> str:
-        """The product's name, as the driver gives it."""
+        """The product name that the driver reports."""
         if self.is_cpu:
             return f"cpu ({platform.machine()})"
         name = getattr(self._module, "get_device_name", None)
@@ -50,7 +50,7 @@ class Accelerator:
 
     @property
     def memory_bytes(self) -> int | None:
-        """All of it; None when the device does not tell."""
+        """Total memory; None if the device does not report it."""
         if self.is_cpu:
             return _host_memory_bytes()
         properties = getattr(self._module, "get_device_properties", None)
@@ -58,29 +58,29 @@ class Accelerator:
 
     @property
     def cache_bytes(self) -> int | None:
-        """Its last-level cache; None when the device does not tell."""
+        """Size of the last-level cache; None if the device does not report it."""
         properties = getattr(self._module, "get_device_properties", None)
         found = None if properties is None else properties(self.device)
         return getattr(found, "L2_cache_size", None)
 
     def peak_bytes(self) -> int | None:
-        """The most that tensors have taken so far; None on the CPU."""
+        """Return the peak memory of tensors so far; None on the CPU."""
         if self.is_cpu:
             return None
         return int(torch.accelerator.max_memory_allocated(self.device))
 
     def synchronize(self) -> None:
-        """Wait until the device has done all it was given."""
+        """Wait until the device has finished all enqueued work."""
         if not self.is_cpu:
             torch.accelerator.synchronize(self.device)
 
     def seed(self, seed: int) -> None:
-        """Set the device's own random stream; the host's is not touched."""
+        """Seed the device's random generator; the host's is not changed."""
         if not self.is_cpu:
             self._module.manual_seed(seed)
 
     def random_state(self) -> torch.Tensor | None:
-        """Of its random stream, on the host; None on the CPU."""
+        """Return the state of its random generator as a CPU tensor; None on the CPU."""
         return None if self.is_cpu else self._module.get_rng_state(self.device)
 
     def set_random_state(self, state: torch.Tensor) -> None:
@@ -88,12 +88,12 @@ class Accelerator:
             self._module.set_rng_state(state, self.device)
 
     def event(self) -> torch.Event:
-        """A moment on the device's own clock. Not for the CPU, whose clock is the host's."""
+        """Return a timed event. Not for the CPU, which uses the host's clock."""
         return torch.Event(self.device, enable_timing=True)
 
     @cached_property
     def has_timed_events(self) -> bool:
-        """Whether the device can tell how long it took."""
+        """True if the device's events measure time."""
         if self.is_cpu:
             return False
         try:
@@ -107,12 +107,12 @@ class Accelerator:
         return True
 
     def stream(self) -> torch.Stream:
-        """A stream beside the current one."""
+        """Return a new stream."""
         return torch.Stream(self.device)
 
     @property
     def current_stream(self) -> torch.Stream:
-        """Where this thread's operations go."""
+        """The stream that this thread enqueues to."""
         return torch.accelerator.current_stream(self.device)
 
     @cached_property
@@ -126,12 +126,12 @@ def accelerator_of(device: torch.device) -> Accelerator:
 
 
 def accelerator_type() -> str:
-    """The device type that ranks of this process use. Initialises none."""
+    """Return the device type that ranks of this process use. Initializes no device."""
     return _type_and_count()[0]
 
 
 def num_devices() -> int:
-    """Accelerators that this process may use; 0 when it has only its CPU. Initialises none."""
+    """Return the number of usable accelerators, 0 without any. Initializes no device."""
     return _type_and_count()[1]
 
 
@@ -139,12 +139,14 @@ def _type_and_count() -> tuple[str, int]:
     found = torch.accelerator.current_accelerator()  # the one torch was built for
     if found is None or found.type in _UNSUITABLE:
         return "cpu", 0
-    count = torch.get_device_module(found).device_count()  # CUDA's asks the driver's library only
+    count = torch.get_device_module(
+        found
+    ).device_count()  # on CUDA this asks only the driver's library
     return (found.type, count) if count else ("cpu", 0)
 
 
 _VISIBLE = {
-    "cuda": "CUDA_VISIBLE_DEVICES",  # ROCm takes it too
+    "cuda": "CUDA_VISIBLE_DEVICES",  # also used by ROCm
     "xpu": "ZE_AFFINITY_MASK",
     "npu": "ASCEND_RT_VISIBLE_DEVICES",
     "mlu": "MLU_VISIBLE_DEVICES",
@@ -152,9 +154,9 @@ _VISIBLE = {
 
 
 def devices_variable() -> str | None:
-    """By which a process is shown some of the devices only; None when that is not known.
+    """Return the environment variable that limits visible devices; None if it is unknown.
 
-    A device of another package may say it itself, as `torch.NAME.visible_devices_variable`.
+    An out-of-tree device may name it in `torch.NAME.visible_devices_variable`.
     """
     kind, count = _type_and_count()
     if not count:
@@ -164,7 +166,7 @@ def devices_variable() -> str | None:
 
 
 def use_device_of(local_rank: int) -> torch.device:
-    """The device of this local rank, made the current one; or the CPU."""
+    """Select this local rank's device (or the CPU) as the current one, and return it."""
     kind, count = _type_and_count()
     if kind == "cpu":
         return torch.device("cpu")
@@ -172,21 +174,21 @@ def use_device_of(local_rank: int) -> torch.device:
 
 
 def chosen_device() -> torch.device | None:
-    """The current device, where a script has changed it; the first one is everybody's default."""
+    """Return the current device if the script has changed it from the default, the first."""
     kind = accelerator_type()
     index = 0 if kind == "cpu" else torch.accelerator.current_device_index()
     return torch.device(kind, index) if index else None
 
 
 def use_device(device: torch.device) -> torch.device:
-    """Make it the current one of its kind."""
+    """Select the device as the current one of its type, and return it."""
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)
     return device
 
 
 def takes_host_tensors(group: dist.ProcessGroup) -> bool:
-    """Whether a group can send tensors that lie on the CPU."""
+    """True if a group can send CPU tensors."""
     return any(device.type == "cpu" for device in group._device_types)  # noqa: SLF001 - its only name
 
 

@@ -1,4 +1,4 @@
-"""Attention over a sequence whose parts lie on several ranks, without a mask."""
+"""Attention over a sequence whose parts are on several ranks, without a mask."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from torch.nn.attention import SDPBackend
 
 # Attention in tiles of queries and keys, for devices and shapes without a fused kernel.
 #
-# At no time are there more scores than one tile's, so memory grows with the sequence, not with its
-# square.
+# Only one tile's scores exist at a time, so memory grows linearly with the sequence.
 
 # 1024 × 1024 scores of 32 heads in fp32 are 128 MB; products of this size keep a device busy
 TILE = 1024
@@ -24,7 +23,7 @@ TILE = 1024
 def tiled_forward(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(output, log-sum-exp of each query's scores)."""
+    """Return (output, log-sum-exp of each query's scores)."""
     outputs, sums = [], []
     for rows in _tiles(query.shape[-2]):
         out: torch.Tensor | None = None
@@ -52,7 +51,7 @@ def tiled_backward(
     causal: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of query, key and value; `merged`: output and log-sum-exp, also of more keys."""
+    """Return the gradients; `merged`: output and log-sum-exp, possibly over more keys."""
     query, key, value = inputs
     out, lse = merged
     wide = lse.dtype
@@ -76,7 +75,7 @@ def tiled_backward(
 def merge(
     out: torch.Tensor | None, lse: torch.Tensor | None, own: torch.Tensor, own_lse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention to some keys and to some others, as attention to all of them."""
+    """Merge attention to two sets of keys into attention to all of them."""
     if out is None or lse is None:
         return own, own_lse
     both = torch.logaddexp(lse, own_lse)
@@ -101,7 +100,7 @@ def _scores(
     scores = (query[..., rows, :] @ key[..., columns, :].mT).to(wide) * scale
     if causal and columns.stop > rows.start + 1:
         shape = scores.shape[-2:]
-        # the tile's own corner of the triangle: what is later than the query is not seen
+        # the tile's part of the causal triangle: later keys are masked
         seen = torch.ones(shape, dtype=torch.bool, device=query.device)
         scores.masked_fill_(~seen.tril_(rows.start - columns.start), float("-inf"))
     return scores
@@ -109,9 +108,9 @@ def _scores(
 
 # Attention to one part of the keys by a fused kernel, with the log-sum-exp of its scores.
 #
-# The public `scaled_dot_product_attention` keeps the log-sum-exp to itself, and without it parts
-# cannot be merged; so the operators beneath it are called. Which one is torch's own choice (device,
-# precision, head size, `sdpa_kernel`); where it has none, tiles do it. Run on CPUs only: the calls
+# The public `scaled_dot_product_attention` does not return the log-sum-exp, without which parts
+# cannot be merged, so the operators beneath it are called. torch chooses which one (device,
+# precision, head size, `sdpa_kernel`); if it has none, tiles are used. Run on CPUs only: the calls
 # of other devices' operators are checked against their schemas, not on a GPU.
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -122,17 +121,17 @@ _ATEN: Any = torch.ops.aten
 
 @dataclass(frozen=True)
 class AttentionKind:
-    """Which attention it is."""
+    """Whether attention is causal, and its scale."""
 
     causal: bool
     scale: float
 
 
 class Kernel(Protocol):
-    """Attention to one part, forward and back."""
+    """Attention to one part, forward and backward."""
 
     def forward(self, inputs: Three, kind: AttentionKind) -> tuple[torch.Tensor, torch.Tensor]:
-        """(output, log-sum-exp)."""
+        """Return (output, log-sum-exp)."""
         ...
 
     def backward(
@@ -142,12 +141,12 @@ class Kernel(Protocol):
         merged: tuple[torch.Tensor, ...],
         kind: AttentionKind,
     ) -> Three:
-        """`merged`: output and log-sum-exp over all parts."""
+        """Return the gradients; `merged`: output and log-sum-exp over all parts."""
         ...
 
 
 def attend(inputs: Three, kind: AttentionKind) -> tuple[torch.Tensor, torch.Tensor]:
-    """(output, log-sum-exp). Keys may have fewer heads than queries (grouped-query attention)."""
+    """Return (output, log-sum-exp). Keys may have fewer heads than queries (GQA)."""
     kernel, inputs, _ = _choose(inputs, kind)
     out, lse = kernel.forward(inputs, kind)
     return out, lse
@@ -156,14 +155,14 @@ def attend(inputs: Three, kind: AttentionKind) -> tuple[torch.Tensor, torch.Tens
 def attend_backward(
     gradient: torch.Tensor, inputs: Three, merged: tuple[torch.Tensor, ...], kind: AttentionKind
 ) -> Three:
-    """What the keys of this part add to the gradients."""
+    """Return what this part of the keys contributes to the gradients."""
     kernel, inputs, groups = _choose(inputs, kind)
     query, key, value = kernel.backward(gradient, inputs, merged, kind)
     return query, _added_up(key, groups), _added_up(value, groups)
 
 
 class _Tiled:
-    """For every device and shape."""
+    """Tiles, for every device and shape."""
 
     def forward(self, inputs: Three, kind: AttentionKind) -> tuple[torch.Tensor, torch.Tensor]:
         return tiled_forward(*inputs, causal=kind.causal, scale=kind.scale)
@@ -199,7 +198,7 @@ class _FlashForCPU:
 
 
 class _Flash:
-    """Flash attention of CUDA and XPU devices; heads of any size, filled up to a multiple of 8."""
+    """Flash attention of CUDA and XPU; head sizes are padded to a multiple of 8."""
 
     def forward(self, inputs: Three, kind: AttentionKind) -> tuple[torch.Tensor, torch.Tensor]:
         op = _ATEN._scaled_dot_product_flash_attention  # noqa: SLF001
@@ -220,7 +219,7 @@ class _Flash:
             *map(_filled_up, inputs),
             _filled_up(merged[0]),
             merged[1].contiguous(),
-            *(None, None, query.shape[-2], key.shape[-2]),  # all sequences have one length
+            *(None, None, query.shape[-2], key.shape[-2]),  # all sequences have the same length
             *(0.0, kind.causal, *_seeds(query)),
             scale=kind.scale,
         )
@@ -230,9 +229,9 @@ class _Flash:
 
 
 class _Efficient:
-    """Memory-efficient attention of CUDA devices: what flash has not, fp32 above all."""
+    """Memory-efficient attention of CUDA: for what flash does not support, mainly fp32."""
 
-    _ALIGNMENT = 32  # of the log-sum-exp, which its kernels read in such blocks
+    _ALIGNMENT = 32  # its kernels read the log-sum-exp in blocks of this size
 
     def forward(self, inputs: Three, kind: AttentionKind) -> tuple[torch.Tensor, torch.Tensor]:
         op = _ATEN._scaled_dot_product_efficient_attention  # noqa: SLF001
@@ -258,7 +257,7 @@ class _Efficient:
 
 
 class _Overrideable:
-    """What an out-of-tree device puts in the place torch has for it."""
+    """The attention that an out-of-tree device registers with torch."""
 
     def forward(self, inputs: Three, kind: AttentionKind) -> tuple[torch.Tensor, torch.Tensor]:
         op = _ATEN._scaled_dot_product_fused_attention_overrideable  # noqa: SLF001
@@ -294,7 +293,7 @@ _CPU: Kernel = _FlashForCPU()
 
 
 def _choose(inputs: Three, kind: AttentionKind) -> tuple[Kernel, Three, int]:
-    """The kernel, what it is to be given, and how often keys' heads were repeated for it."""
+    """Return the kernel, its inputs, and how often the keys' heads were repeated for it."""
     query, key, value = inputs
     groups = query.shape[1] // key.shape[1]
     kernel = _fused(inputs, kind)
@@ -305,13 +304,13 @@ def _choose(inputs: Three, kind: AttentionKind) -> tuple[Kernel, Three, int]:
 
 
 def _fused(inputs: Three, kind: AttentionKind) -> Kernel | None:
-    """What `scaled_dot_product_attention` would use, if it can be called by itself."""
+    """Return what `scaled_dot_product_attention` would use, if it can be called directly."""
     device = inputs[0].device.type
     if not has_kernel(device, "_fused_sdp_choice"):
         return None
     gqa = inputs[0].shape[1] != inputs[1].shape[1]
     was_on = torch.backends.cuda.cudnn_sdp_enabled()
-    # cuDNN's is the only one left out: flash attention takes all that it takes
+    # only cuDNN's is excluded: flash attention supports everything that it supports
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:
         choice = torch._fused_sdp_choice  # noqa: SLF001 - it has no other name
@@ -329,7 +328,7 @@ def _fused(inputs: Three, kind: AttentionKind) -> Kernel | None:
 
 @lru_cache(maxsize=64)
 def has_kernel(device: str, operator: str) -> bool:
-    """Whether the device has a kernel of its own for it; a fall-back to the CPU is none."""
+    """True if the device has its own kernel; a fallback to the CPU does not count."""
     key = torch._C._dispatch_key_for_device(device)  # noqa: SLF001 - no public way to ask
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", key)  # noqa: SLF001
 
@@ -340,32 +339,32 @@ def _filled_up(x: torch.Tensor) -> torch.Tensor:
 
 
 def _seeds(like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of dropout, which there is none of: not looked at."""
+    """Return placeholder dropout seeds, which are not read because there is no dropout."""
     return (like.new_empty(0, dtype=torch.int64), like.new_empty(0, dtype=torch.int64))
 
 
 def _added_up(gradient: torch.Tensor, groups: int) -> torch.Tensor:
-    """Heads that were repeated have one gradient."""
+    """Add up the gradients of repeated heads."""
     return gradient if groups == 1 else gradient.unflatten(1, (-1, groups)).sum(2)
 
 
 # Attention of one rank's queries to the keys and values of all ranks, part by part.
 #
-# Causal attention needs no mask for that: earlier parts are seen in full, the own one with the
-# kernel's own causal form, later ones not at all. What the parts give is merged by the log-sum-exp
-# of their scores, and each part's gradient follows from the merged one.
+# Causal attention needs no mask for that: earlier parts are attended to in full, the own part with
+# the kernel's causal mode, and later parts not at all. The parts' outputs are merged by the
+# log-sum-exp of their scores, and each part's gradient follows from the merged output.
 #
-# Two operators of torch's library, so that whoever watches operators (recomputation, fake tensors)
-# sees one attention, not one for each part.
+# These are two custom operators, so that selective recomputation and fake tensors see one
+# attention, not one for each part.
 
 
 def forward_over_parts(
     inputs: Three, own: int | None, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(output, log-sum-exp) of queries to keys and values, whose parts are stacked in front.
+    """Return (output, log-sum-exp); the parts of keys and values are stacked along dim 0.
 
-    Queries are batch × heads × length × size. `own`: the part they belong to, of a causal
-    attention; None: all parts are seen in full.
+    Queries are batch × heads × length × size. `own`: with causal attention, the index of the part
+    they belong to; None: attend to all parts in full.
     """
     query, keys, values = inputs
     out: torch.Tensor | None = None
@@ -385,7 +384,7 @@ def backward_over_parts(
     own: int | None,
     scale: float,
 ) -> Three:
-    """Gradients of the inputs of `forward`, `merged` being what it returned."""
+    """Return the gradients of the inputs; `merged` is what `forward_over_parts` returned."""
     query, keys, values = inputs
     to_query = query.new_zeros(query.shape, dtype=merged[1].dtype)
     to_keys, to_values = torch.zeros_like(keys), torch.zeros_like(values)
@@ -405,7 +404,7 @@ def _seen(num_parts: int, own: int | None, scale: float) -> Iterator[tuple[int, 
 def attend_to_parts(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, own: int | None, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`forward`, as an operator."""
+    """`forward_over_parts` as a custom operator."""
     return forward_over_parts((query, keys, values), own, scale)
 
 
@@ -433,7 +432,7 @@ def attend_to_parts_backward(
     own: int | None,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`backward`, as an operator."""
+    """`backward_over_parts` as a custom operator."""
     return backward_over_parts(gradient, (query, keys, values), (out, lse), own, scale)
 
 

@@ -1,9 +1,8 @@
 """Batch norm with statistics over the micro-batches of all data-parallel ranks, on any device.
 
-torch's SyncBatchNorm needs CUDA, and counts what a rank without samples of its own runs through the
-model to keep step with the others. This one is plain operations and sums that gradients flow
-through: where each rank has one micro-batch a step, the numbers are those of one process that takes
-the whole batch at once.
+torch's SyncBatchNorm needs CUDA, and counts the placeholder data that a rank without samples runs
+through the model to keep in step. This one uses plain operations and differentiable sums: with one
+micro-batch per rank and step, the results are those of one process with the whole batch.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 @dataclass
 class Sharers:
-    """The ranks that statistics are taken over, and whether this one has samples in this turn."""
+    """The ranks that share statistics, and whether this rank has samples in this micro-batch."""
 
     group: dist.ProcessGroup | None
     counts: bool = True
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Over the ranks; gradients are summed on their way back."""
+        """Sum over the ranks; backward sums the gradients."""
         total: torch.Tensor = _Sum.apply(values, self.group)  # type: ignore[no-untyped-call]
         return total
 
 
 class _Sum(torch.autograd.Function):
-    """Every rank's loss depends on the sum: what comes back is summed, too, at any order."""
+    """All-reduce whose backward sums the gradients, because every rank's loss uses the sum."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
@@ -48,7 +47,7 @@ class _Sum(torch.autograd.Function):
 
 
 class SharedBatchNorm(_BatchNorm):
-    """What `share_statistics` makes of a batch norm; names, weights and buffers stay."""
+    """The class that `share_statistics` gives a batch norm; names, weights and buffers stay."""
 
     sharers: Sharers
 
@@ -57,7 +56,7 @@ class SharedBatchNorm(_BatchNorm):
             raise ValueError(f"expected at least 2 dimensions, got {x.dim()}")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """In training over all ranks; else as torch does it."""
+        """Normalize with statistics of all ranks in training, otherwise as torch does."""
         if not (self.training or self.running_mean is None):
             return super().forward(x)
         self._check_input_dim(x)
@@ -84,7 +83,7 @@ class SharedBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _follow(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
-        """Running statistics, as torch keeps them: with the unbiased variance."""
+        """Update running statistics as torch does: with the unbiased variance."""
         if not self.track_running_stats or self.running_mean is None or self.running_var is None:
             return
         share: torch.Tensor | float = 0.0 if self.momentum is None else self.momentum
@@ -98,13 +97,13 @@ class SharedBatchNorm(_BatchNorm):
 
 
 def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
-    """Those that train, by name."""
+    """Return the batch norms in training mode, by name."""
     named = model.named_modules()
     return {n: m for n, m in named if type(m) in KINDS and m.training}
 
 
 def share_statistics(model: nn.Module, group: dist.ProcessGroup | None) -> Sharers:
-    """Let every batch norm go by all ranks of the group; the modules stay the same objects."""
+    """Make every batch norm use all ranks of the group; the modules stay the same objects."""
     sharers = Sharers(group)
     for module in batch_norms(model).values():
         module.__class__ = SharedBatchNorm

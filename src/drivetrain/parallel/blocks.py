@@ -15,11 +15,11 @@ from torch.utils.checkpoint import (
 
 from drivetrain.core.errors import ConfigError, Problem
 
-# The repeated blocks of a model: what is sharded and what recomputation wraps, one by one.
+# The repeated blocks of a model: the units of sharding and recomputation.
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The children of the model's outermost ModuleLists that have weights, in order."""
+    """Return the children with weights of the model's outermost ModuleLists, in order."""
     blocks: list[nn.Module] = []
 
     def visit(module: nn.Module) -> None:
@@ -37,15 +37,15 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
 def with_hidden(
     args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Any], Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A block's arguments with the hidden state changed: the first, or by Hugging Face's name."""
+    """Return a block's arguments with the hidden state (the first, or `hidden_states`) changed."""
     if args:
         return (change(args[0]), *args[1:]), kwargs
     return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}
 
 
 def blocks_named(model: nn.Module, names: Sequence[str], key: str) -> list[nn.Module]:
-    """The modules that the config names under `key`, by class or by place; all must be there."""
-    # innermost first: what is sharded already is left out of what surrounds it
+    """Return the modules that the config names by class or path; ConfigError if one is missing."""
+    # innermost first: an outer module excludes what is already sharded
     places = [(place, module) for place, module in model.named_modules() if module is not model]
     asked = [({place, type(module).__name__}, module) for place, module in reversed(places)]
     found = [module for own, module in asked if own & set(names)]
@@ -66,12 +66,12 @@ def blocks_named(model: nn.Module, names: Sequence[str], key: str) -> list[nn.Mo
     return found
 
 
-# Recomputation: blocks keep less of their forward pass, and do it again in backward.
+# Recomputation (activation checkpointing): blocks store less in forward, and repeat it in backward.
 #
 # A block's `forward` is replaced, not the block: its name, its hooks and its class stay.
 
-# Expensive to do again, and small against what lies between them: products, and attention as every
-# device has it. Named, not looked up: not every torch has all of them.
+# Expensive to recompute, and small compared with other activations: matrix products and attention,
+# on every device. Given by name, because not every torch has all of them.
 KEPT = frozenset(
     (
         "aten::mm",
@@ -94,7 +94,7 @@ KEPT = frozenset(
 
 
 def recompute_blocks(model: nn.Module, how: Literal["selective", "full"]) -> None:
-    """Each repeated block keeps only its input, or (selective) also what products gave."""
+    """Make blocks keep only their input, or (selective) also the results of products."""
     options: dict[str, Any] = {}
     if how == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)

@@ -1,4 +1,4 @@
-"""Clock and Waiting: the moments of a step, and the stretches in which a rank waits for others."""
+"""Clock and Waiting: timestamps of a step, and the intervals in which a rank waits for others."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch.utils.hooks import RemovableHandle
 
 from drivetrain.parallel.accelerator import Accelerator
 
-# Clock: the moments between which a step's work is done, on the clock that counts.
+# Clock: timestamps ("moments") of a step's work, on the clock that measures the work itself.
 #
-# On the CPU that is the host's. An accelerator works on its own while the host runs ahead, and the
-# host's clock says how long it took to ask for the work: there a moment is an event on the steps'
-# stream, reached when the device has done what came before it. Seconds between two of them are
-# known later, when the device is there. Nobody waits for that: they are read once they are known.
+# On the CPU that is the host's clock. An accelerator runs asynchronously, so the host's clock would
+# measure how long it takes to enqueue the work: there a moment is an event on the steps' stream,
+# reached when the device has finished everything before it. The seconds between two moments are
+# known later, when the device has reached them. They are read then, without blocking.
 
 Moment = Any
 """A float on the host's clock, a `torch.Event` on a device's."""
@@ -26,25 +26,25 @@ Stretch = tuple[Moment, Moment]
 
 
 class Clock(Protocol):
-    """Tells moments, and later the time between them."""
+    """Takes timestamps, and later tells the time between them."""
 
     is_true: bool
-    """Whether moments are those of the work itself."""
+    """Whether moments measure the work itself."""
 
     def now(self) -> Moment:
-        """This moment."""
+        """Take a timestamp."""
         ...
 
     def seconds(self, start: Moment, end: Moment) -> float:
-        """From one moment to another; both must have been reached."""
+        """Return the time between two moments; both must have been reached."""
         ...
 
     def is_reached(self, moment: Moment) -> bool:
-        """Whether its time is known by now."""
+        """True if its time is known; never blocks."""
         ...
 
     def host_s(self, moment: Moment) -> float:
-        """The same moment by `time.perf_counter`."""
+        """Convert a moment to `time.perf_counter`."""
         ...
 
     def wait_for(self, moment: Moment) -> None:
@@ -52,12 +52,12 @@ class Clock(Protocol):
         ...
 
     def set_by_host(self) -> None:
-        """The device has nothing left to do just now: its clock is set by the host's."""
+        """Synchronize the device's clock with the host's; call while the device is idle."""
         ...
 
 
 class HostClock:
-    """`time.perf_counter`. Not true where a device works on its own and cannot be asked."""
+    """`time.perf_counter`; `is_true` is False for a device without timed events."""
 
     now = staticmethod(perf_counter)
 
@@ -68,21 +68,20 @@ class HostClock:
         return end - start
 
     def is_reached(self, moment: float) -> bool:  # noqa: ARG002
-        """It is past."""
         return True
 
     def host_s(self, moment: float) -> float:
         return moment
 
     def wait_for(self, moment: float) -> None:
-        """It is past."""
+        """Return immediately."""
 
     def set_by_host(self) -> None:
-        """It is the host's."""
+        """Do nothing: it is the host's clock."""
 
 
 class DeviceClock:
-    """Events on the stream that the steps run on."""
+    """A clock that records events on the stream that the steps run on."""
 
     is_true = True
 
@@ -92,34 +91,31 @@ class DeviceClock:
         self.set_by_host()
 
     def now(self) -> torch.Event:
-        """When the device has done all that it was given so far."""
+        """Record an event, reached when the device has finished the work enqueued so far."""
         event = self._accelerator.event()
         event.record()
         return event
 
     def seconds(self, start: torch.Event, end: torch.Event) -> float:
-        """Of the device's time."""
         return start.elapsed_time(end) / 1e3
 
     def is_reached(self, moment: torch.Event) -> bool:
-        """Asks, and does not wait."""
         return moment.query()
 
     def host_s(self, moment: torch.Event) -> float:
-        """By the last time both clocks were read."""
+        """Convert it by the last time that both clocks were read."""
         return self._set_at_s + self.seconds(self._set, moment)
 
     def wait_for(self, moment: torch.Event) -> None:
-        """Until the device is there."""
         moment.synchronize()
 
     def set_by_host(self) -> None:
-        """Read both clocks; events give the time between two moments, and no time of day."""
+        """Read both clocks, because events give only the time between two moments."""
         self._set, self._set_at_s = self.now(), perf_counter()
 
 
 def clock_of(accelerator: Accelerator) -> Clock:
-    """The one that tells how long a device's work takes."""
+    """Return the clock that measures a device's work."""
     if accelerator.is_cpu:
         return HostClock()
     if not accelerator.has_timed_events:
@@ -127,23 +123,22 @@ def clock_of(accelerator: Accelerator) -> Clock:
     return DeviceClock(accelerator)
 
 
-# Waiting: the stretches of a step in which a rank could do nothing but wait for others.
+# Waiting: the intervals of a step in which a rank could only wait for others.
 #
-# A collective makes every rank as slow as the slowest, so the time of a step says nothing about
-# whose fault it is. What counts is how long a rank was at work before it began to wait:
+# A collective makes every rank as slow as the slowest, so the time of a step does not show which
+# rank is slow. What shows it is how long a rank worked before it started to wait. Waiting is:
 #
-# - where gradients are reduced beside backward: from the moment this rank's last gradient is there,
-#   until backward returns (`watch_gradients`). What was sent before that ran beside the rank's own
-#   work and is not waiting;
-# - the call that completes gradients, or agrees on weights;
-# - what a strategy itself knows of (`ParallelModel.watch_waits`).
+# - with gradients reduced during backward: the time from this rank's last gradient until backward
+#   returns (`watch_gradients`). Earlier communication overlaps with the rank's own work;
+# - the call that completes gradients, or synchronizes weights;
+# - what a strategy reports itself (`ParallelModel.watch_waits`).
 #
-# Not measured: tensor, context and pipeline parallelism, and engines that step by themselves: their
-# exchanges happen inside the model or the engine.
+# Not measured: tensor, context and pipeline parallelism, and engines that step by themselves: they
+# communicate inside the model or the engine.
 
 
 class Waiting:
-    """Collects stretches; a step takes what there is."""
+    """Collects waiting intervals, which each step takes."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = HostClock() if clock is None else clock
@@ -151,53 +146,53 @@ class Waiting:
         self._stretches: list[Stretch] = []
         self._gradients: LastGradient | None = None
         self.is_in_step = True
-        """Between steps nothing is kept: an evaluation may gather weights a million times."""
+        """False between steps, when nothing is recorded: an evaluation may gather very often."""
 
     @property
     def is_on_host(self) -> bool:
-        """Whether the moments are the host's: what blocks there is waiting."""
+        """True if moments are the host's, so that a blocking call counts as waiting."""
         return isinstance(self._clock, HostClock)
 
     def watch_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """What comes after the last of their gradients, until backward returns, is waiting."""
+        """Count the time from the last of their gradients until backward returns as waiting."""
         self._gradients = LastGradient(parameters, self.now)
 
     def since(self, began: Moment) -> None:
-        """All from that moment to this one was waiting."""
+        """Count the time since that moment as waiting."""
         self._stretches.append((began, self.now()))
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        """All that happens within is waiting."""
+        """Count everything inside the context as waiting."""
         began = self.now() if self.is_in_step else None
         yield
         if began is not None:
             self.since(began)
 
     def after_backward(self) -> None:
-        """Backward has returned: whatever came after the last gradient was waiting."""
+        """Call this when backward returns: the time since the last gradient was waiting."""
         if self._gradients is not None:
             last = self._gradients.take()
             if last is not None:
                 self.since(last)
 
     def stop_watching(self) -> None:
-        """Leave the gradients alone; for those who want to know what watching costs."""
+        """Remove the gradient hooks; to measure what they cost."""
         if self._gradients is not None:
             self._gradients.close()
             self._gradients = None
 
     def take(self) -> list[Stretch]:
-        """What there was since the last call."""
+        """Return the intervals since the last call."""
         stretches, self._stretches = self._stretches, []
         return stretches
 
 
 class LastGradient:
-    """When the last gradient of a backward came in.
+    """Records when the last gradient of a backward was accumulated.
 
-    Which one that is shows in the first backward, where all are watched; from then on one hook is
-    left, so that a step costs a microsecond.
+    The first backward hooks all parameters to find the last one; afterwards only that hook is kept,
+    so the cost per step is a microsecond.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], now: Callable[[], Moment]) -> None:
@@ -211,7 +206,7 @@ class LastGradient:
         ]
 
     def take(self) -> Moment | None:
-        """That moment; None when no gradient has come."""
+        """Return that moment; None if there was no gradient."""
         at, self._at = self._at, None
         if at is not None and self._last is not None:
             self._settle(self._last)

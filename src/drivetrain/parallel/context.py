@@ -1,13 +1,13 @@
-"""cp: each rank has a part of every sequence; attention sees all of it.
+"""cp: each rank has a part of every sequence, and attention covers the whole sequence.
 
-Keys and values are gathered over the `cp` ranks, queries stay where they are; no mask is made
-(`attention.py`). Backward gathers once more, so that between the two a rank keeps its own
-part only. (torch's own context parallelism is experimental, and on CPU it is silently wrong.)
-The model is called as ever: what goes in is cut along the sequence, what comes out is put together
-again, so that the loss is that of the whole sequence on every rank.
+Keys and values are gathered over the `cp` ranks, queries stay on their rank; no mask is created
+(`attention.py`). Backward gathers again, so between forward and backward a rank keeps only its own
+part. (torch's own context parallelism is experimental, and on CPU it is silently wrong.)
+The model is called as usual: its inputs are split along the sequence and its outputs are gathered,
+so every rank computes the loss of the whole sequence.
 
 Parts are consecutive. With causal attention the first rank attends to one part and the last to all:
-it has 2 - 1/cp times the ranks' mean work in attention, and the others wait for it.
+the last has 2 - 1/cp times the mean attention work, and the other ranks wait for it.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.attention import attend_to_parts, attend_to_parts_backward
 from drivetrain.parallel.blocks import repeated_blocks
 
-_SEQUENCE = 1  # of inputs and outputs; of queries, keys and values it is the last but one
+_SEQUENCE = 1  # in inputs and outputs; in queries, keys and values it is the second to last
 _POSITIONS = "position_ids"
-# torch's own, whatever somebody may have put in its place in torch.nn.functional
+# torch's own function, even if torch.nn.functional has been patched
 _ATTENTION = torch._C._nn.scaled_dot_product_attention  # noqa: SLF001 - it has no other name
-# newer torch's names, and older
+# names in newer and older torch
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def share_sequences(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Let a model work on parts of sequences, in place."""
+    """Make a model work on parts of sequences, in place."""
     group = mesh.get_group()
     blocks = repeated_blocks(model)
     problems = []
     if not blocks:
         problems.append(("the model has no repeated blocks", "keep its layers in a ModuleList"))
     if _POSITIONS not in inspect.signature(model.forward).parameters:
-        rule = f"{type(model).__name__}.forward() takes no {_POSITIONS}"
-        problems.append((rule, "let it: a rank must know where in the sequence its part lies"))
+        rule = f"{type(model).__name__}.forward() does not take {_POSITIONS}"
+        problems.append((rule, "add it: a rank must know the positions of its part"))
     if problems:
         size = mesh.size()
         raise ConfigError([Problem("parallel.cp", *words, size) for words in problems])
-    for block in blocks:  # its forward, so that recomputation does the same again
+    for block in blocks:  # wrap the forward, so that recomputation does the same
         block.forward = partial(_attending_to_all, block.forward, group)
     model.register_forward_pre_hook(_Cut(group), with_kwargs=True)
     model.register_forward_hook(_PutTogether(group))
@@ -64,7 +64,7 @@ def _attending_to_all(
 
 
 class _SharedAttention(TorchFunctionMode):
-    """scaled_dot_product_attention over all parts of the sequence."""
+    """Replaces scaled_dot_product_attention by one over all parts of the sequence."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class _SharedAttention(TorchFunctionMode):
         dropout_p: float = 0.0,
         is_causal: bool = False,
         scale: float | None = None,
-        enable_gqa: bool = False,  # noqa: ARG002 - the shapes say it
+        enable_gqa: bool = False,  # noqa: ARG002 - implied by the shapes
     ) -> torch.Tensor:
         self._refuse(query, key, attn_mask, dropout_p, is_causal)
         if scale is None:
@@ -106,21 +106,21 @@ class _SharedAttention(TorchFunctionMode):
     ) -> None:
         problems = []
         if mask is not None:
-            rule = "attention with a mask of its own cannot be shared"
+            rule = "attention with an explicit mask cannot be split over ranks"
             problems.append((rule, "use causal or full attention"))
         if dropout > 0.0:
-            rule = f"attention with dropout ({dropout:g}) cannot be shared"
+            rule = f"attention with dropout ({dropout:g}) cannot be split over ranks"
             problems.append((rule, "set the model's attention dropout to 0"))
         if is_causal and query.shape[-2] != key.shape[-2]:
-            rule = f"causal attention of {query.shape[-2]} queries to {key.shape[-2]} keys"
-            problems.append((rule, "share it only where both are parts of one sequence"))
+            rule = f"causal attention with {query.shape[-2]} queries and {key.shape[-2]} keys"
+            problems.append((rule, "use it only where both belong to one sequence"))
         if problems:
             size = dist.get_world_size(self._group)
             raise ConfigError([Problem("parallel.cp", *words, size) for words in problems])
 
 
 def _autocast(x: torch.Tensor) -> torch.Tensor:
-    """As autocast would: torch's attention computes in its precision."""
+    """Cast as autocast would: torch's attention computes in autocast's precision."""
     device = x.device.type
     if not torch.is_autocast_enabled(device) or not x.is_floating_point():
         return x
@@ -128,12 +128,12 @@ def _autocast(x: torch.Tensor) -> torch.Tensor:
 
 
 def _with_heads(x: torch.Tensor) -> torch.Tensor:
-    """Batch × heads × length × size."""
+    """Return x as batch × heads × length × size."""
     return x if x.dim() == 4 else x.reshape(-1, 1, *x.shape[-2:])
 
 
 class _Attention(torch.autograd.Function):
-    """A rank's queries attend to all ranks' keys and values."""
+    """Attention of a rank's queries to all ranks' keys and values."""
 
     @staticmethod
     def forward(
@@ -158,13 +158,13 @@ class _Attention(torch.autograd.Function):
         to_query, to_keys, to_values = attend_to_parts_backward(
             gradients[0].contiguous(), query, keys, values, out, lse, *ctx.how
         )
-        del keys, values  # not needed beside what the exchange takes
+        del keys, values  # free them before the reduce-scatter allocates
         to_key = _own_sum(to_keys, ctx.group)
         return to_query, to_key, _own_sum(to_values, ctx.group), None, None, None
 
 
 def _stacked(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Every rank's part, in order."""
+    """Gather every rank's part, stacked in order."""
     ranks = dist.get_world_size(group)
     gathered = part.new_empty((ranks * part.shape[0], *part.shape[1:]))
     _all_gather(gathered, part.contiguous(), group=group)
@@ -172,14 +172,14 @@ def _stacked(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def _own_sum(parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """All ranks' queries have gradients for this rank's keys: they are added up."""
+    """Add up all ranks' gradients for this rank's part (reduce-scatter)."""
     own = torch.empty_like(parts[0])
     _reduce_scatter(own, parts.flatten(0, 1), group=group)
     return own
 
 
 class _Cut:
-    """Each tensor that has the sequence along it is cut; positions are those in the whole."""
+    """Splits each tensor along the sequence; positions are those in the whole sequence."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
@@ -187,12 +187,12 @@ class _Cut:
     def __call__(self, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         for name in ("attention_mask", "labels"):
             if kwargs.get(name) is not None:
-                rule = f"a model that is given {name} cannot be cut along the sequence"
+                rule = f"inputs with {name} cannot be split along the sequence"
                 raise ConfigError([Problem("parallel.cp", rule, "leave it out", self._size)])
         sequence = next(v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
         length = sequence.shape[_SEQUENCE]
         if length % self._size:
-            rule = f"a sequence of {length} cannot be shared evenly"
+            rule = f"a sequence of length {length} cannot be split evenly"
             remedy = f"pad sequences to a multiple of {self._size}"
             raise ConfigError([Problem("parallel.cp", rule, remedy, self._size)])
         own = length // self._size
@@ -211,7 +211,7 @@ class _Cut:
 
 
 class _PutTogether:
-    """Outputs of all parts, in order, on every rank."""
+    """Gathers the outputs of all parts, in order, on every rank."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -230,7 +230,7 @@ class _PutTogether:
 
 
 class _Gather(torch.autograd.Function):
-    """Every rank computes the same loss of the whole, so its own slice of the gradient is all."""
+    """All-gather whose backward takes the own slice: every rank computes the same whole loss."""
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

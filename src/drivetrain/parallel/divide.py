@@ -1,4 +1,4 @@
-"""What tp, pp, cp and ep do to a model's own modules, before copies or shards are made of it."""
+"""Apply tp, pp, cp and ep to a model's modules, before it is replicated or sharded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def divide(
     num_micro_batches: int,
     measure: Callable[[nn.Module], Mapping[str, float]],
 ) -> Cut | None:
-    """Share layers, sequences, depth and experts, in place; the pipeline's cut, if there is one."""
+    """Split layers, sequences, depth and experts, in place; return the pipeline's cut, if any."""
     if world.mesh is None:
         return None
     layout = world.layout
@@ -49,7 +49,7 @@ def divide(
 
         share_sequences(model, world.mesh["cp"])
     if world.expert_mesh is not None:
-        here = set(model.modules())  # a pipeline's other stages have the others
+        here = set(model.modules())  # the other experts are in other stages
         own = [each for each in experts if each.module in here]
         spread_experts(own, world.expert_mesh["ep"], config.expert.imbalance)
     return cut

@@ -1,9 +1,9 @@
-"""gather: the rows of all data-parallel ranks inside a loss, with gradients back to each of them.
+"""gather: collect the rows of all data-parallel ranks inside a loss, with gradients to each rank.
 
 Every rank's loss is weighted by its share of the global batch, and the gradients of all ranks'
-losses are added up. In backward a row therefore gets the sum of what every rank's loss wants of it:
-for a loss that all ranks compute from the same rows the shares add up to 1, and the weights' own
-gradient is that of one process with the whole batch.
+losses are summed. In backward a row therefore gets the sum of its gradients from every rank's loss:
+for a loss that all ranks compute from the same rows the shares add up to 1, and the gradient of the
+weights equals that of one process with the whole batch.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from torch.distributed.tensor import DTensor
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.world import World
 
-# torch's own, with a reduce-scatter as its gradient: what every backend has that fsdp runs on,
-# unlike torch.distributed.nn's. torch 2.13 renamed it, and warns about the old name
+# torch's function, with a reduce-scatter as its gradient: every backend that runs fsdp has it,
+# unlike those of torch.distributed.nn. torch 2.13 renamed it, and warns about the old name
 _all_gather = (
     getattr(collectives, "all_gather_single_autograd", None)
     or collectives.all_gather_tensor_autograd
@@ -31,12 +31,12 @@ _all_gather = (
 
 
 class Gathering:
-    """Around forward and backward of one micro-batch: what `gather` does meanwhile."""
+    """Context around forward and backward of one micro-batch, in which `gather` works."""
 
     def __init__(self, world: World, refusal: Problem | None) -> None:
         self._world = world
         self._refusal = refusal
-        """Why nothing can be gathered in this run; None where it can."""
+        """Why nothing can be gathered in this run; None if it can."""
         self._around: AbstractContextManager[None] = nullcontext()
         self._num_samples = self._batch_samples = 1
         self._accumulates = False
@@ -49,9 +49,9 @@ class Gathering:
         batch_samples: int,
         is_last: bool,
     ) -> Gathering:
-        """The next one, with so many samples of the global batch's.
+        """Prepare the next micro-batch, with `num_samples` of the global batch's `batch_samples`.
 
-        Without samples it only keeps step, and its rows are left out.
+        A micro-batch without samples only keeps ranks in step; its rows are left out.
         """
         self._around = around
         self._num_samples, self._batch_samples = num_samples, batch_samples
@@ -72,7 +72,7 @@ class Gathering:
         self._around.__exit__(kind, error, traceback)
 
     def rows(self, tensor: torch.Tensor, *, allow_accumulation: bool) -> torch.Tensor:
-        """Those of all ranks. A collective call."""
+        """Return the rows of all ranks. A collective call."""
         if self._refusal is not None:
             raise ConfigError([self._refusal])
         if self._accumulates and not allow_accumulation:
@@ -88,7 +88,7 @@ class Gathering:
         return torch.cat([each[:count] for each, count in zip(pieces, counts, strict=True)])
 
     def _counts(self, own: int, group: dist.ProcessGroup | None) -> list[int]:
-        """Each rank's rows: an epoch's last batch has fewer on some. No device is waited for."""
+        """Return each rank's number of rows, which may differ in the last batch; on the host."""
         world = self._world
         if _now.rows_are_equal:
             return [self._most_rows(own)] * world.layout.dp
@@ -99,7 +99,7 @@ class Gathering:
         return [int(counts[rank]) for rank in ranks]
 
     def _most_rows(self, own: int) -> int:
-        """Those of a rank that has no fewer samples than any other."""
+        """Return the number of rows of a rank with the most samples."""
         if self._accumulates:
             return own
         samples = -(-self._batch_samples // self._world.layout.dp)
@@ -109,7 +109,7 @@ class Gathering:
 def _everyone() -> dist.ProcessGroup:
     group: dist.ProcessGroup | None = dist.group.WORLD
     if group is None:
-        raise RuntimeError("ranks that have met are in a group")
+        raise RuntimeError("there is no default process group")
     return group
 
 
@@ -119,25 +119,25 @@ def _members(group: dist.ProcessGroup) -> list[int]:
 
 _ACCUMULATION = Problem(
     "gather",
-    "a step has several micro-batches (gradient accumulation), and a loss over the global batch "
-    "would only see one per rank at a time: fewer negatives, and others at another number of ranks",
-    "let each rank take its part at once (micro_batch_size = global_batch_size / ranks, or auto); "
-    "or accept the smaller loss by name: gather(tensor, allow_accumulation=True)",
+    "a step has several micro-batches (gradient accumulation), so a loss over the global batch "
+    "would see only one per rank at a time: fewer negatives, which depend on the number of ranks",
+    "give each rank its share in one micro-batch (micro_batch_size = global_batch_size / ranks, or "
+    "auto); or accept this with gather(tensor, allow_accumulation=True)",
     has_value=False,
 )
 
 
 @dataclass
 class _Now:
-    """What this process is doing."""
+    """State of this process."""
 
     turn: Gathering | None = None
     is_alone: bool = False
-    """Whether what is computed is this rank's own affair: others do not compute the same."""
+    """Whether this rank computes something that other ranks do not."""
     rows_are_equal: bool = False
-    """Whether the others cannot be asked how many rows they have: as many as this one."""
+    """Whether to assume that other ranks, which do not exist, have as many rows."""
     was_alone: bool = False
-    """Whether a loss has asked for the rows of all where there was nobody else."""
+    """Whether a loss has called `gather` when there were no other ranks."""
 
 
 _now = _Now()
@@ -145,7 +145,7 @@ _now = _Now()
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Around what this rank computes by itself: an evaluation's batch is whole as it is."""
+    """Wrap code that only this rank runs: an evaluation's batch is already whole."""
     before, _now.is_alone = _now.is_alone, True
     try:
         yield
@@ -155,7 +155,7 @@ def alone() -> Iterator[None]:
 
 @contextmanager
 def equal_rows() -> Iterator[None]:
-    """Around what one rank computes for many that are not there: they have as many rows."""
+    """Wrap code in which one rank stands in for all: assume equal numbers of rows."""
     before, _now.rows_are_equal = _now.rows_are_equal, True
     try:
         yield
@@ -164,33 +164,32 @@ def equal_rows() -> Iterator[None]:
 
 
 def gather(tensor: torch.Tensor, *, allow_accumulation: bool = False) -> torch.Tensor:
-    """The rows of all data-parallel ranks, in the order of the samples, with gradients.
+    """Return the rows of all data-parallel ranks, in the order of the samples, with gradients.
 
-    For losses over the whole global batch (CLIP, SimCLR), in `Task.loss` or in a loop of your own.
-    All ranks call it, equally often. The first dimension is the batch's; ranks may have different
-    numbers of rows. Compute the loss from what comes back as if there were one process: a mean over
-    all rows is weighted correctly, and so is one over this rank's own rows. With gradient
-    accumulation such a loss is another one, and is refused unless it is allowed. In an evaluation
-    the rows are those of the batch at hand: evaluation's batches are the same at any number of
-    ranks.
+    For losses over the whole global batch (CLIP, SimCLR), in `Task.loss` or in your own loop. All
+    ranks must call it equally often. The first dimension is the batch; ranks may have different
+    numbers of rows. Compute the loss from the result as if there were one process: a mean over all
+    rows is weighted correctly, and so is a mean over this rank's own rows. Gradient accumulation
+    changes such a loss, so it is refused unless `allow_accumulation` is set. In an evaluation the
+    result is the current batch, because evaluation batches are the same at any number of ranks.
     """
     if isinstance(tensor, DTensor):
-        rule = "is spread over ranks itself (a DTensor)"
-        raise ConfigError([Problem("gather", rule, "gather a plain tensor", has_value=False)])
+        rule = "is already distributed over ranks (a DTensor)"
+        raise ConfigError([Problem("gather", rule, "pass a plain tensor", has_value=False)])
     if not tensor.dim():
-        rule = "is a single number, and has no rows"
-        remedy = "gather the samples' features; a loss is averaged by the run itself"
+        rule = "is a scalar, which has no rows"
+        remedy = "gather the samples' features; the run averages the loss itself"
         raise ConfigError([Problem("gather", rule, remedy, has_value=False)])
     if _now.is_alone:
         return tensor
     if _now.turn is not None:
         return _now.turn.rows(tensor, allow_accumulation=allow_accumulation)
     if dist.is_initialized() and dist.get_world_size() > 1:
-        raise RuntimeError("gather() belongs inside a loss: Task.loss, or `for batch in step`")
+        raise RuntimeError("call gather() inside a loss: Task.loss, or `for batch in step`")
     _now.was_alone = True
     return tensor
 
 
 def was_left_out() -> bool:
-    """Whether this process has computed a loss that gathers, without ranks to gather from."""
+    """True if this process has computed a loss with `gather` when there were no other ranks."""
     return _now.was_alone

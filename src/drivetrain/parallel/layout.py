@@ -1,8 +1,8 @@
 """Layout: how many ranks along each axis, as a frozen value.
 
 A rank's coordinates are its digits in a mixed-radix number, outermost axis first. The order puts
-the axes that talk most on neighbouring ranks: `tp` innermost, `pp` outermost. Everything here is
-arithmetic: it works at any world size, without a process group; only `build_mesh` needs one.
+the axes that communicate most on neighbouring ranks: `tp` innermost, `pp` outermost. Everything
+here is arithmetic and works at any world size; only `build_mesh` needs a process group.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FREE = -1
 
 
 class Coordinates(NamedTuple):
-    """Where a rank stands along each axis."""
+    """A rank's position along each axis."""
 
     pp: int = 0
     dp_replicate: int = 0
@@ -41,16 +41,16 @@ class Layout:
     cp: int = 1
     tp: int = 1
     ep: int = 1
-    """Neighbours along dp_shard that share the experts of a layer: no axis of its own."""
+    """Number of neighbours along dp_shard that share a layer's experts; not a separate axis."""
 
     def __post_init__(self) -> None:
         wrong = [
-            Problem(axis, "an axis has at least one rank", "use a positive number", size)
+            Problem(axis, "an axis needs at least one rank", "use a positive number", size)
             for axis, size in (*zip(AXES, self.sizes, strict=True), ("ep", self.ep))
             if size < 1
         ]
         if not wrong and self.dp_shard % self.ep:
-            rule = f"does not divide the {self.dp_shard} ranks along dp_shard, which it lies inside"
+            rule = f"does not divide the {self.dp_shard} ranks along dp_shard, which it splits"
             remedy = f"use {_divisors_of(self.dp_shard)}, or other axes"
             wrong = [Problem("parallel.ep", rule, remedy, self.ep)]
         if wrong:
@@ -58,7 +58,7 @@ class Layout:
 
     @classmethod
     def resolve(cls, world_size: int, **sizes: int) -> Layout:
-        """The layout of `world_size` ranks; at most one axis may be FREE and takes what is left."""
+        """Return the layout of `world_size` ranks; one axis may be FREE and takes the rest."""
         ep = sizes.pop("ep", 1)
         free = [axis for axis, size in sizes.items() if size == FREE]
         if len(free) > 1:
@@ -88,11 +88,11 @@ class Layout:
 
     @property
     def expert_shard(self) -> int:
-        """Number of ranks along dp_shard that have the same experts, and shard them."""
+        """Number of ranks along dp_shard that shard the same experts."""
         return self.dp_shard // self.ep
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Where `rank` stands."""
+        """Return the coordinates of `rank`."""
         if not 0 <= rank < self.world_size:
             raise ValueError(f"rank = {rank}: outside a world of {self.world_size} ranks")
         digits: list[int] = []
@@ -102,7 +102,7 @@ class Layout:
         return Coordinates(*reversed(digits))
 
     def rank(self, coordinates: Coordinates) -> int:
-        """The rank that stands there."""
+        """Return the rank at these coordinates."""
         rank = 0
         for size, digit in zip(self.sizes, coordinates, strict=True):
             if not 0 <= digit < size:
@@ -111,30 +111,30 @@ class Layout:
         return rank
 
     def dp_index(self, rank: int) -> int:
-        """Which slice of the global batch `rank` works on, in 0 … dp - 1."""
+        """Return the slice of the global batch that `rank` works on, in 0 … dp - 1."""
         where = self.coordinates(rank)
         return where.dp_replicate * self.dp_shard + where.dp_shard
 
     def group(self, rank: int, *axes: str) -> tuple[int, ...]:
-        """The ranks that differ from `rank` only along `axes`, itself included, in order."""
+        """Return the ranks that differ from `rank` only along `axes`, itself included, in order."""
         here = self.coordinates(rank)
         origin = self.rank(here._replace(**dict.fromkeys(axes, 0)))
         return tuple(origin + offset for offset in self._offsets(axes))
 
     def expert_group(self, rank: int) -> tuple[int, ...]:
-        """The ranks that share the experts of each layer with `rank`, itself included."""
+        """Return the ranks that share each layer's experts with `rank`, including itself."""
         along = self.group(rank, "dp_shard")
         first = along.index(rank) // self.ep * self.ep
         return along[first : first + self.ep]
 
     def groups(self, *axes: str) -> list[tuple[int, ...]]:
-        """All groups along `axes`: every rank is in exactly one."""
+        """Return all groups along `axes`: every rank is in exactly one."""
         within = self._offsets(axes)
         origins = self._offsets([axis for axis in AXES if axis not in axes])
         return [tuple(origin + offset for offset in within) for origin in origins]
 
     def _offsets(self, axes: Sequence[str]) -> list[int]:
-        """The ranks that stand at 0 along every other axis, in order."""
+        """Return the ranks at 0 along every other axis, in order."""
         offsets, stride = [0], self.world_size
         for axis, size in zip(AXES, self.sizes, strict=True):
             stride //= size
@@ -143,7 +143,7 @@ class Layout:
         return offsets
 
     def build_mesh(self, device_type: str) -> DeviceMesh:
-        """The device mesh of the axes in use; the process group, real or fake, must be up."""
+        """Return the device mesh of the axes in use; needs a process group, real or fake."""
         from torch.distributed.device_mesh import init_device_mesh
 
         used = [(axis, size) for axis, size in zip(AXES, self.sizes, strict=True) if size > 1] or [

@@ -1,9 +1,9 @@
-"""Cross-entropy over logits that stay in parts; every other function sees them whole.
+"""Cross-entropy over sharded logits; every other function gets them gathered.
 
-While torch's loss_parallel() is entered, the backward of log_softmax is the identity: torch fuses
-it into that of the cross-entropy behind it. A log_softmax without one (a KL divergence,
-distillation) would train wrongly, and nothing would say so. Here it is entered inside
-F.cross_entropy alone, once for its forward and once for its backward.
+Inside torch's loss_parallel() the backward of log_softmax is the identity, because torch fuses it
+into that of the following cross-entropy. A log_softmax without one (a KL divergence, distillation)
+would silently train wrongly. So loss_parallel() is entered only inside F.cross_entropy, once for
+its forward and once for its backward.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _LOOKS = {
     *("is_floating_point", "is_complex", "is_contiguous", "get_device", "__hash__", "__repr__"),
     *("register_hook", "retain_grad", "requires_grad_"),
 }
-"""Functions that ask about a tensor, not for its numbers."""
+"""Functions that read a tensor's properties, not its values."""
 _ONLY_MOVES = {"contiguous", "float", "double", "half", "bfloat16", "transpose", "permute"}
 
 
 def stay_in_parts(logits: torch.Tensor) -> torch.Tensor:
-    """Mark a last layer's output: only a cross-entropy gets it as it is."""
+    """Mark a last layer's output, so that only a cross-entropy gets it sharded."""
     if isinstance(logits, DTensor):
         setattr(logits, _MARK, True)
     return logits
 
 
 class LossOverParts(TorchFunctionMode):
-    """Around a loss, its model included: functions of logits in parts are not what they seem."""
+    """Wraps a loss and its model, and handles functions that are called with sharded logits."""
 
     def __torch_function__(
         self,
@@ -64,7 +64,7 @@ class LossOverParts(TorchFunctionMode):
         if name == "__get__" or _keeps_vocabulary(name, args, kwargs):
             return _marked_or_whole(func(*args, **kwargs))
         if _is_in_place(name, kwargs):
-            rule = f"the loss changes the logits in place ({name}), and they are in parts"
+            rule = f"the loss changes the logits in place ({name}), but they are sharded"
             remedy = "write x = x.div(2), not x.div_(2), or set it to false"
             raise ConfigError([Problem("parallel.tensor.loss_parallel", rule, remedy, value=True)])
         args, kwargs = tree_map_only(DTensor, _whole_if_in_parts, (args, kwargs))
@@ -80,7 +80,7 @@ def _whole_if_in_parts(tensor: DTensor) -> torch.Tensor:
 
 
 def _has_parts(values: Iterable[Any]) -> bool:
-    """Called for every function of a step: no deeper than the lists that torch.cat takes."""
+    """True if a value is sharded logits. Called very often, so it searches only one level."""
     return any(
         any(map(_is_in_parts, value)) if isinstance(value, (list, tuple)) else _is_in_parts(value)
         for value in values
@@ -95,7 +95,7 @@ def _marked_or_whole(result: Any) -> Any:
 
 
 def _keeps_vocabulary(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether it only lays the logits out anew, each row of them staying one."""
+    """True if a function only changes the layout or dtype and keeps each row of logits."""
     logits, *rest = args
     if kwargs or not _is_in_parts(logits):
         return False
@@ -135,9 +135,9 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> torch.Tensor | None:
-    """A plain tensor, the same on every rank; None for what torch cannot compute over parts.
+    """Return the loss as a plain tensor; None if torch cannot compute it over sharded logits.
 
-    It can with class indices that weigh alike, on logits that are cut along the classes.
+    torch can for class indices without weights, on logits that are sharded along the classes.
     """
     is_plain = weight is None and size_average is None and reduce is None and not label_smoothing
     if not is_plain or not isinstance(input, DTensor) or isinstance(target, DTensor):
@@ -153,7 +153,7 @@ def _cross_entropy(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """torch's, with a graph of its own that is gone through inside loss_parallel() only."""
+    """torch's cross-entropy, with a separate graph that runs only inside loss_parallel()."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""ParallelModel: a model over the ranks, as the engine sees it, whatever the strategy."""
+"""ParallelModel: a model distributed over ranks, with one interface for all strategies."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 Wanted = Callable[[str], bool]
-"""Of a tensor's name."""
+"""Takes a tensor's name."""
 
 
 def every_one(name: str) -> bool:  # noqa: ARG001 - a Wanted
-    """All tensors."""
+    """Select all tensors."""
     return True
 
 
 def own_name(name: str) -> str:
-    """Without what torch.compile(module) puts before the names of a module's tensors."""
+    """Remove the prefix that torch.compile(module) adds to the names of its tensors."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def tensors_by_names(model: nn.Module) -> list[tuple[list[str], torch.Tensor]]:
-    """Each tensor that is saved with a model, under all of its names: tied weights have several."""
+    """Return each saved tensor of a model with all its names: tied weights have several."""
     tied: dict[int, tuple[list[str], torch.Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if isinstance(tensor, torch.Tensor):
@@ -41,10 +41,10 @@ def tensors_by_names(model: nn.Module) -> list[tuple[list[str], torch.Tensor]]:
 
 
 class EngineStep(Protocol):
-    """An engine that keeps the gradients to itself: it corrects, clips and steps in one call."""
+    """An engine that holds the gradients internally: it scales, clips and steps in one call."""
 
     def take_over(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer is made; from here on it is the engine that calls it."""
+        """Hand over the optimizer; from now on the engine calls it."""
         ...
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -52,123 +52,123 @@ class EngineStep(Protocol):
         ...
 
     def step(self, correction: torch.Tensor | None) -> torch.Tensor:
-        """Multiply the gradients, clip, and move the weights. Returns the norm before clipping."""
+        """Multiply the gradients, clip, and update the weights. Return the norm before clipping."""
         ...
 
     def model_state(self) -> dict[str, torch.Tensor]:
-        """Weights and buffers by the user's names; this rank's part. A collective call."""
+        """Return this rank's weights and buffers by the user's names. A collective call."""
         ...
 
     def optimizer_state(self, *, make: bool = False) -> dict[str, Any]:
-        """By `<parameter>.<key>`; this rank's part; `make` it if there is none. Collective."""
+        """Return this rank's state by `<parameter>.<key>`; `make` it if missing. Collective."""
         ...
 
     def put_back(self, model: Mapping[str, torch.Tensor], optimizer: Mapping[str, Any]) -> None:
-        """What those two gave, filled with other values. A collective call."""
+        """Load what `model_state` and `optimizer_state` returned. A collective call."""
         ...
 
 
 class LocalSteps(Protocol):
-    """Ranks that train alone for some steps and then agree on the weights. Steps count from 0."""
+    """Ranks train alone for some steps, then synchronize the weights. Steps count from 0."""
 
     def is_alone(self, step: int) -> bool:
-        """Whether this step's gradients are this rank's own."""
+        """True if this step uses this rank's gradients only."""
         ...
 
     def sum_gradients(self) -> None:
-        """For a step that is not alone. A collective call."""
+        """Reduce gradients in a step that is not alone. A collective call."""
         ...
 
     def about_to_move(self, count: torch.Tensor) -> None:
-        """Before a step of its own, on so many samples or tokens."""
+        """Called before a step on this rank's gradients, with its number of samples or tokens."""
         ...
 
     def agrees_after(self, step: int) -> bool:
-        """Whether the ranks agree on the weights after this step."""
+        """True if the ranks synchronize the weights after this step."""
         ...
 
     def agree(self) -> None:
-        """The same weights on every rank. A collective call."""
+        """Synchronize the weights of all ranks. A collective call."""
         ...
 
     def ends_at(self, total_steps: int | None) -> None:
-        """The run's last step; None while it is not known."""
+        """Set the run's last step; None while it is not known."""
         ...
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A key of the config that was left open, what it is now, and why."""
+    """A config key that was set automatically, its value, and the reason."""
 
     key: str
     value: Any
     why: str
     said: str
-    """The same as a line for the user."""
+    """The line shown to the user."""
 
 
 class ParallelModel:
-    """A model over the ranks: what the loop needs of it. Below `local` all has a default."""
+    """What the training loop needs of a distributed model. Methods after `local` have defaults."""
 
     module: nn.Module
     """Called in training."""
     inner: nn.Module
     """The user's own module."""
     evaluated: Any
-    """Called in evaluation: `inner`, unless its parts are on several ranks."""
+    """Called in evaluation: `inner`, unless it is split over several ranks."""
     counts: bool
-    """Whether this rank's losses are summed: one of the ranks that work on the same samples."""
+    """Whether this rank's losses are summed: true on one of the ranks with the same samples."""
     forwards_in_lockstep: bool = False
-    """Whether a forward talks to other ranks, so that all must make the same number of them."""
+    """Whether forward communicates, so that all ranks must run the same number of them."""
     can_replay: bool = False
-    """Whether a backward may be made that does not count: its gradients are dropped."""
+    """Whether an extra backward may be run whose gradients are dropped."""
     reduces_in_backward: bool = False
-    """Whether gradients are kept whole on every rank unless a backward reduces them."""
+    """Whether gradients stay whole on every rank unless a backward reduces them."""
     needs_every_turn: bool = False
-    """Whether a rank must run a micro-batch even when it has no samples, because others wait."""
+    """Whether a rank without samples must still run the micro-batch, because others wait."""
     loss_multiplier: float = 1.0
-    """Undoes the engine's own averaging: the loop speaks of sums over the global batch."""
+    """Undoes the engine's own averaging: the loop uses sums over the global batch."""
     engine_step: EngineStep | None = None
-    """The engine that has the gradients; None when they lie open in `parameter.grad`."""
+    """The engine that holds the gradients; None if they are in `parameter.grad`."""
     local_steps: LocalSteps | None = None
-    """For ranks that step by gradients of their own; None where every step is one of all ranks."""
+    """Set if ranks step on their own gradients; None if all ranks share every step."""
     steps_apart: bool = False
-    """Whether ranks may be at different steps: then they meet only where they must."""
+    """Whether ranks may be at different steps, and so synchronize only where they must."""
     expects_all: bool = False
     """Whether every trained parameter must have a gradient in the first step."""
     syncs_stages: bool = False
     """Whether a pipeline must call `sync_stage`."""
 
     def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:
-        """Around forward and backward of one micro-batch; gradients travel only in the last."""
+        """Wrap forward and backward of one micro-batch; gradients are reduced only in the last."""
         raise NotImplementedError
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add up gradients: of every weight the loss depends on."""
+        """Accumulate the gradients of every weight the loss depends on."""
         loss.backward()
 
     def gradient_leaves(self) -> dict[str, torch.Tensor]:
-        """By name, the tensors at which backward gives this rank's own gradients, not yet sent."""
+        """Return, by name, the tensors that get this rank's gradients before any reduction."""
         return {n: p for n, p in self.inner.named_parameters() if p.requires_grad}
 
     def finish_gradients(self) -> None:
-        """After the last micro-batch: gradients are complete on return."""
+        """Called after the last micro-batch; on return the gradients are complete."""
         raise NotImplementedError
 
     def total_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        """The 2-norm over all ranks' gradients, as a plain tensor."""
+        """Return the 2-norm over all ranks' gradients, as a plain tensor."""
         raise NotImplementedError
 
     def local(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The plain tensors this rank holds, for what is done to every element alike."""
+        """Return the plain tensors this rank holds, for elementwise operations."""
         raise NotImplementedError
 
     def whole_tensors(self, wanted: Wanted = every_one) -> Iterator[tuple[str, Any]]:
-        """The model's state dict, tensor by tensor, each under the user's own name and whole.
+        """Yield the model's state dict as whole tensors, under the user's names.
 
-        A collective call, step by step: every rank goes through all of it. A tensor may be the one
-        in use, and is only good until the next; ranks other than 0 may get fewer. What is not
-        `wanted` is not gathered.
+        Each iteration is a collective call, so every rank must exhaust it. A tensor may be the one
+        in use and is valid only until the next; ranks other than 0 may get fewer. Tensors that are
+        not `wanted` are not gathered.
         """
         with self.shown_weights():
             for name, value in self.inner.state_dict().items():
@@ -177,7 +177,7 @@ class ParallelModel:
                     yield own, whole(value)
 
     def full_state(self, wanted: Wanted = every_one, *, keep: bool = True) -> dict[str, Any]:
-        """The same together, copied to the CPU of the ranks that `keep` it. A collective call."""
+        """Return `whole_tensors` as CPU copies on the ranks that `keep` them. A collective call."""
         kept = {}
         for name, value in self.whole_tensors(wanted):
             if keep:
@@ -186,41 +186,41 @@ class ParallelModel:
         return kept
 
     def shown_weights(self) -> AbstractContextManager[bool]:
-        """Around whatever shows the model to somebody: the same weights on every rank.
+        """Wrap code that reads the model, so that every rank has the same weights meanwhile.
 
-        Gives whether they are taken back at its end: who copies them must be done by then.
+        Yields whether they are restored at the end: copies must be complete by then.
         """
         return nullcontext(False)
 
     def weights_change(self) -> None:
-        """Before weights are changed in place, other than by the optimizer after a backward."""
+        """Call before weights change in place, other than by the optimizer after a backward."""
 
     def private_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Stateful]:  # noqa: ARG002
-        """What this rank alone has and must find again when the run resumes; by name."""
+        """Return this rank's own state, by name, that must be restored on resume."""
         return {}
 
     def watch_waits(self, waiting: Waiting) -> None:
-        """Tell `waiting` when this rank waits for others, where that can be seen."""
+        """Report to `waiting` when this rank waits for others, where that can be observed."""
 
     def sync_stage(self, modules: Sequence[nn.Module], *, is_last: bool) -> None:
-        """Before a pipeline stage's backward: whether it reduces these modules' gradients."""
+        """Called before a stage's backward: sets whether it reduces these modules' gradients."""
 
     def measured(self) -> dict[str, float]:
-        """Scalars of the strategy's own since the last call, by name. A collective call."""
+        """Return the strategy's own scalars since the last call, by name. A collective call."""
         return {}
 
     def choices(self) -> list[Choice]:
-        """What was left open in the config and is settled now."""
+        """Return the config keys that were set automatically."""
         return []
 
     def notes(self) -> list[str]:
-        """What the user should read before the first step."""
+        """Return messages to show before the first step."""
         return []
 
     def when_settled(self, tell: Callable[[Choice], None]) -> None:
-        """Call `tell` with each choice that only the run's first steps settle."""
+        """Call `tell` with each choice that is only made during the first steps."""
 
 
-# What a model computes in, by the config's word for it; None: in what its weights are.
+# The dtype a model computes in, by its config name; None: the dtype of its weights.
 
 COMPUTE_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}

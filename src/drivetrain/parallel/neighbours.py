@@ -1,7 +1,7 @@
-"""Neighbours: every rank tells the next one a few numbers, and hears those of the one before.
+"""Neighbours: every rank sends a few numbers to the next rank and gets those of the previous one.
 
-If no rank differs from the one before it, none differs from any other. A step of it is one message
-sent and one received, at any number of ranks, and need not be waited for at once.
+If no rank differs from the previous one, all are equal. An exchange is one message sent and one
+received, at any number of ranks, and is asynchronous.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch.distributed as dist
 from drivetrain.parallel.world import World
 
 _tags = itertools.count(4_711)
-"""Apart from messages of the script's own; every ring has one, as all ranks make the same rings."""
+"""Tags not used by the script; each ring has one, as all ranks create the same rings."""
 
 
 class Neighbours:
-    """A ring of all ranks, those that work on the same samples side by side."""
+    """A ring of all ranks; those that work on the same samples are adjacent."""
 
     def __init__(self, world: World, num_numbers: int) -> None:
         order = sorted(
@@ -34,21 +34,21 @@ class Neighbours:
 
     @staticmethod
     def of(world: World, num_numbers: int) -> Neighbours | None:
-        """None where there is no other rank."""
+        """Return a ring, or None if there is no other rank."""
         return None if world.mesh is None else Neighbours(world, num_numbers)
 
     def tell(self, numbers: list[int]) -> None:
-        """Begin to send and to receive. Every rank calls it equally often."""
+        """Start sending and receiving. Every rank must call it equally often."""
         sent = torch.tensor(numbers, dtype=torch.int64)
         if len(sent) != self._num_numbers:
             raise ValueError(f"{len(sent)} numbers, not {self._num_numbers}")
-        heard = sent.clone()  # in a rehearsal nothing arrives, and the others are like this rank
+        heard = sent.clone()  # a rehearsal receives nothing, and assumes equal ranks
         receiving = dist.irecv(heard, self.before, group=self._group, tag=self._tag)
         sending = dist.isend(sent, self._after, group=self._group, tag=self._tag)
         self._under_way = (receiving, sending, sent, heard)
 
     def hear(self) -> list[int] | None:
-        """What the rank before has told; None when nothing is under way."""
+        """Wait for and return the previous rank's numbers; None if no exchange is pending."""
         if self._under_way is None:
             return None
         receiving, sending, _, heard = self._under_way

@@ -1,4 +1,4 @@
-"""Tensors that ranks hold parts of (DTensors): whole, in parts, and their norm."""
+"""Helpers for DTensors: whole tensors, local parts, and the norm of gradients."""
 
 from __future__ import annotations
 
@@ -10,43 +10,41 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-# It advises, of every tensor that two axes cut, to put it together in one collective, which it then
-# says cannot be done.
+# For every tensor sharded along two axes it advises to gather it in one collective, and then
+# reports that this is not possible.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-
-# Tensors that ranks hold parts of (DTensors), whole and in parts.
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole as a plain tensor: gathered where ranks hold parts, which is a collective call."""
+    """Return the whole plain tensor. For a DTensor this gathers, which is a collective call."""
     if not isinstance(tensor, DTensor):
         return tensor
     device = tensor.device_mesh.device_type
-    # shards that wait on the host travel over their ranks' devices
+    # shards on the host are gathered through their ranks' devices
     moved: DTensor = tensor if tensor.device.type == device else tensor.to(device)  # type: ignore[assignment]
     return moved.full_tensor()
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of it, as a plain tensor."""
+    """Return this rank's part as a plain tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def on_host(value: Any) -> Any:
-    """A tensor on the CPU, so that any machine can read it; what is no tensor stays as it is."""
+    """Move a tensor to the CPU, so any machine can read it; return other values unchanged."""
     return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
 def local_parts(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The plain tensors this rank holds."""
+    """Return this rank's parts as plain tensors."""
     return [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
 
 
-# The norm of gradients that lie on different meshes, or whole.
+# The norm of gradients that are on different meshes, or plain tensors.
 
 
 def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """The 2-norm over all shards of all gradients, as a plain tensor. A collective call."""
+    """Return the 2-norm over all shards of all gradients. A collective call."""
     if not any(isinstance(gradient, DTensor) for gradient in gradients):
         return _plain_norm(gradients)
     by_mesh: dict[DeviceMesh | None, list[torch.Tensor]] = {}
@@ -63,9 +61,9 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _plain_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """As torch's get_total_norm, without sorting by device and dtype where there is one of each.
+    """Return torch's get_total_norm, without grouping if there is one device and one dtype.
 
-    The operations and their order are the same, so the bits are; sorting costs as much as they do.
+    The same operations in the same order give the same bits; grouping costs as much as they do.
     """
     if len({(gradient.device, gradient.dtype) for gradient in gradients}) != 1:
         return torch.nn.utils.get_total_norm(gradients)
@@ -79,9 +77,9 @@ def _num_cuts(tensor: DTensor) -> int:
 
 
 def _over_axes(gradients: list[DTensor], mesh: DeviceMesh) -> torch.Tensor:
-    """Of gradients that are cut along several axes: one small sum along each.
+    """Return the norm of gradients sharded along several axes, with one small sum per axis.
 
-    torch's own way goes over the axes twice for each gradient, and says so in a warning.
+    torch's own way communicates over the axes twice for each gradient, and warns about it.
     """
     squares = torch.nn.utils.get_total_norm(local_parts([*gradients])) ** 2
     for axis in range(mesh.ndim):

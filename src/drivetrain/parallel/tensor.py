@@ -1,4 +1,4 @@
-"""tp: where a plan comes from, and what it does to a model."""
+"""tp: the sharding plan, its checks, and how it is applied to a model."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from drivetrain.parallel.expert.finding import find_experts, matches
 from drivetrain.parallel.loss_parallel import stay_in_parts
 from drivetrain.parallel.parts import whole
 
-# Where a tensor-parallel plan comes from, and whether it divides the model.
+# Where a tensor-parallel plan comes from, and whether it fits the model.
 #
-# A plan says for each layer how its weight is cut: `colwise` (by its outputs; what follows works on
-# a part of the features), `rowwise` (by its inputs, which are such a part; the results are added
-# up), `colwise_gather` (by its outputs, which are put together again: the last layer), `embedding`
-# (by the rows of its table). Names may hold `*` for a number.
+# A plan gives for each layer how its weight is sharded: `colwise` (by outputs; the next layer gets
+# a part of the features), `rowwise` (by inputs, which are such a part; the results are summed),
+# `colwise_gather` (by outputs, which are gathered: the last layer), `embedding` (by the rows of
+# its table). In names, `*` stands for a number.
 
 STYLES = ("colwise", "rowwise", "colwise_gather", "embedding", "replicate")
-# as Hugging Face calls them
+# Hugging Face's names
 _SAME_AS = {
     "colwise_gather_output": "colwise_gather",
     "colwise_rep": "colwise_gather",
@@ -50,25 +50,25 @@ _HEADS = ("heads", "num_heads", "n_head", "num_attention_heads", "num_key_value_
 
 @dataclass(frozen=True)
 class ShardedLayer:
-    """One layer and how it is cut."""
+    """One layer and how it is sharded."""
 
     name: str
     style: str
 
 
 def plan_for(model: nn.Module, said: str | tuple[str, ...], num_ranks: int) -> list[ShardedLayer]:
-    """The cuts of this model; ConfigError when there is no plan, or it does not fit."""
+    """Return the sharded layers; ConfigError if there is no plan or it does not fit."""
     plan = _spoken(said) if not isinstance(said, str) else _found(model, said)
     modules = dict(model.named_modules())
     experts = [each.name for each in find_experts(model)]
-    # tp ranks have all experts that ep leaves them, whole, whatever a model's plan says of those
+    # tp does not shard experts, even if the model's plan names them
     plan = {pattern: word for pattern, word in plan.items() if not _is_of(pattern, experts)}
     cuts: list[ShardedLayer] = []
     problems: list[Problem] = []
     for pattern, word in plan.items():
         style = _SAME_AS.get(word, word)
         if style not in STYLES:
-            problems.append(Problem(_KEY, f"{pattern} is cut in an unknown way", _ways(), style))
+            problems.append(Problem(_KEY, f"{pattern} has an unknown style", _ways(), style))
             continue
         named = [name for name in modules if matches(name, pattern)]
         if not named:
@@ -82,7 +82,7 @@ def plan_for(model: nn.Module, said: str | tuple[str, ...], num_ranks: int) -> l
 
 
 def _is_of(pattern: str, modules: list[str]) -> bool:
-    """Whether a line of a plan is about one of these modules, or a weight of its own."""
+    """True if a line of a plan names one of these modules, or one of their weights."""
     meant = (pattern, pattern.rpartition(".")[0])
     return any(matches(module, name) for module in modules for name in meant)
 
@@ -91,7 +91,9 @@ def _spoken(lines: tuple[str, ...]) -> dict[str, str]:
     wrong = [line for line in lines if "=" not in line]
     if wrong:
         remedy = "write module=colwise"
-        raise ConfigError([Problem(_KEY, "is no plan", remedy, line) for line in wrong])
+        raise ConfigError(
+            [Problem(_KEY, "is not a line of a plan", remedy, line) for line in wrong]
+        )
     return dict(line.split("=", 1) for line in lines)
 
 
@@ -101,12 +103,12 @@ def _found(model: nn.Module, said: str) -> Mapping[str, str]:
         try:
             made: Mapping[str, str] = getattr(importlib.import_module(module), name)(model)
         except (ImportError, AttributeError) as error:
-            problem = Problem(_KEY, f"cannot be had ({error})", "write module:function", said)
+            problem = Problem(_KEY, f"cannot be loaded ({error})", "write module:function", said)
             raise ConfigError([problem]) from error
         return made
     plan = dict(getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None) or {})
     if said != "model" or not plan:
-        rule = f"{type(model).__name__} has no tp_plan of its own"
+        rule = f"{type(model).__name__} has no tp_plan"
         remedy = "give it a `tp_plan` dict, or set this to module:function or to a list"
         raise ConfigError([Problem(_KEY, rule, remedy, said)])
     return plan
@@ -121,8 +123,8 @@ def _size_problems(cut: ShardedLayer, module: nn.Module, num_ranks: int) -> list
         size, side = module.out_features, "outputs"
     else:
         kind = type(module).__name__
-        remedy = "cut nn.Linear and nn.Embedding only, or leave this one out"
-        rule = f"{cut.name} is a {kind}, which cannot be cut that way"
+        remedy = "shard nn.Linear and nn.Embedding only, or leave this module out"
+        rule = f"{cut.name} is a {kind}, which cannot be sharded in this style"
         return [Problem(_KEY, rule, remedy, cut.style)]
     if size % num_ranks == 0:
         return []
@@ -137,7 +139,7 @@ def _size_problems(cut: ShardedLayer, module: nn.Module, num_ranks: int) -> list
 
 
 def _head_problems(model: nn.Module, num_ranks: int) -> list[Problem]:
-    """Attention is cut between heads, never through one."""
+    """Check that tp divides the numbers of heads: a head is never split."""
     seen: dict[str, int] = {}
     for thing in (getattr(model, "config", None), *model.modules()):
         for name in _HEADS:
@@ -166,21 +168,20 @@ def _ways() -> str:
 
 def _names(modules: Mapping[str, nn.Module]) -> str:
     linear = [re.sub(r"\b\d+\b", "*", n) for n, m in modules.items() if isinstance(m, nn.Linear)]
-    return f"its linear layers are {', '.join(dict.fromkeys(linear))}"
+    return f"the linear layers are {', '.join(dict.fromkeys(linear))}"
 
 
-# tp: each layer is shared by several ranks (DTensor, `parallelize_module`).
+# tp: each layer is sharded over several ranks (DTensor, `parallelize_module`).
 #
-# With sequence parallelism each rank keeps, between the layers that are cut, only its part of the
-# sequence: what comes before a cut layer is put together again, what a rowwise layer gives is
-# handed out in parts.
+# With sequence parallelism each rank keeps only its part of the sequence between sharded layers:
+# it is gathered before a sharded layer, and the output of a rowwise layer is scattered again.
 
 _SEQUENCE = 1  # batch, sequence, features
 _WHOLE, _IN_PARTS = Replicate(), Shard(_SEQUENCE)
 
 
 def share_layers(model: nn.Module, config: Tensor, mesh: DeviceMesh) -> None:
-    """Cut the layers of a model, in place, for the ranks of a one-axis mesh."""
+    """Shard the layers of a model, in place, over the ranks of a one-axis mesh."""
     cuts = plan_for(model, config.plan, mesh.size())
     styles: dict[str, ParallelStyle] = {
         cut.name: _style(cut, config, is_last=cut.style == "colwise_gather") for cut in cuts
@@ -203,7 +204,7 @@ def _style(cut: ShardedLayer, config: Tensor, *, is_last: bool) -> ParallelStyle
 
 
 class _LastLayer(ColwiseParallel):
-    """Whole logits; or, for a loss that is computed over parts, DTensors while training."""
+    """Gathers the logits, or keeps them as DTensors in training for loss parallelism."""
 
     def __init__(self, *, in_parts: bool, stays_cut: bool) -> None:
         super().__init__(
@@ -221,22 +222,22 @@ class _LastLayer(ColwiseParallel):
 
 
 def _in_parts_while_training(module: nn.Module, inputs: Any, output: Any) -> Any:  # noqa: ARG001
-    """Metrics are the user's own code, and see a plain tensor."""
+    """Keep logits sharded in training; in evaluation, the user's metrics get a plain tensor."""
     return stay_in_parts(output) if module.training else whole(output)
 
 
 def _between(
     model: nn.Module, cuts: list[ShardedLayer], mesh: DeviceMesh
 ) -> dict[str, ParallelStyle]:
-    """Norms work on a part of the sequence; blocks begin with one; cut layers see all of it."""
+    """Split the sequence before the blocks and in norms; gather it for sharded layers."""
     blocks = repeated_blocks(model)
     names = {module: name for name, module in model.named_modules()}
     if not blocks:
-        rule = "the model has no repeated blocks to keep a sequence's parts between"
+        rule = "the model has no repeated blocks, which sequence parallelism needs"
         key = "parallel.tensor.sequence_parallel"
         raise ConfigError([Problem(key, rule, "set it to false", value=True)])
-    if find_experts(model):  # its tokens would be routed in parts, with nobody to add those up
-        rule = "a model's experts see whole sequences"
+    if find_experts(model):  # tokens would be routed in parts, and nothing would sum the results
+        rule = "a model's experts need whole sequences"
         key = "parallel.tensor.sequence_parallel"
         raise ConfigError([Problem(key, rule, "set it to false", value=True)])
     prefixes = [f"{names[block]}." for block in blocks]
@@ -245,8 +246,8 @@ def _between(
     for cut in cuts:
         prefix = next((p for p in prefixes if cut.name.startswith(p)), None)
         if cut.style == "colwise" and prefix is not None:
-            # the layer itself, or the part of the block it belongs to: code in between counts on
-            # the sequence's length
+            # the layer itself, or its child of the block: code in between relies on the length of
+            # the whole sequence
             child = cut.name.removeprefix(prefix).split(".")[0]
             gathered.add(prefix + child)
     for name in sorted(gathered):
@@ -264,13 +265,13 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _follows(name: str, model: nn.Module, blocks: list[nn.Module]) -> bool:
-    """Whether a module is registered after the blocks: the final norm."""
+    """True if a module is registered after the blocks: the final norm."""
     order = [module for _, module in model.named_modules()]
     return order.index(model.get_submodule(name)) > order.index(blocks[-1])
 
 
 class _Laid:
-    """Hands a module its hidden state laid out in another way over the ranks."""
+    """Forward pre-hook that redistributes a module's hidden state over the ranks."""
 
     def __init__(self, mesh: DeviceMesh, before: Placement, after: Placement) -> None:
         self._mesh = mesh
@@ -282,7 +283,7 @@ class _Laid:
     def _lay(self, hidden: torch.Tensor) -> torch.Tensor:
         length, ranks = hidden.shape[_SEQUENCE], self._mesh.size()
         if self._after == _IN_PARTS and length % ranks:
-            rule = f"a sequence of {length} cannot be shared evenly by tp = {ranks}"
+            rule = f"a sequence of length {length} cannot be split evenly by tp = {ranks}"
             remedy = f"pad sequences to a multiple of {ranks}, or set it to false"
             key = "parallel.tensor.sequence_parallel"
             raise ConfigError([Problem(key, rule, remedy, value=True)])

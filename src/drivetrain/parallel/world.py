@@ -1,4 +1,4 @@
-"""World: this rank, its device and the mesh, joined once per process."""
+"""World: this rank, its device and the device mesh; joined once per process."""
 
 from __future__ import annotations
 
@@ -36,19 +36,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class World:
-    """Everything a strategy needs to know about where it is applied."""
+    """This rank, its device, the layout and the mesh: what a strategy is applied to."""
 
     identity: Identity
     layout: Layout
     device: torch.device
     mesh: DeviceMesh | None
-    """None when there is only one rank: then nothing is ever sent."""
+    """None if there is only one rank, which never communicates."""
     host_group: dist.ProcessGroup | None = None
-    """All ranks, for tensors on the CPU; None is the default group."""
+    """Group of all ranks for CPU tensors; None: use the default group."""
 
     @property
     def accelerator(self) -> Accelerator:
-        """What this rank's device can do."""
         return accelerator_of(self.device)
 
     @property
@@ -57,29 +56,29 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank speaks for the run."""
+        """True on the rank that reports for the run."""
         return self.identity.is_main
 
     @property
     def dp_index(self) -> int:
-        """Which data-parallel slice this rank works on."""
+        """Index of the data-parallel slice that this rank works on."""
         return self.layout.dp_index(self.rank)
 
     @property
     def speaks_for_samples(self) -> bool:
-        """One of the ranks that work on the same samples: the first along tp and cp."""
+        """True on the first rank along tp and cp, of the ranks that work on the same samples."""
         where = self.layout.coordinates(self.rank)
         return where.tp == 0 and where.cp == 0
 
     @property
     def _data_axes(self) -> list[str]:
-        """Those in use that gradients are averaged over."""
+        """The axes in use that gradients are averaged over."""
         axes = ("dp_replicate", "dp_shard", "cp")
         return [axis for axis in axes if getattr(self.layout, axis) > 1]
 
     @cached_property
     def data_mesh(self) -> DeviceMesh | None:
-        """The axes that gradients are averaged over; None when there is but one rank along them."""
+        """The mesh of the axes gradients are averaged over; None if they have only one rank."""
         names = self._data_axes
         if self.mesh is None or not names:
             return None
@@ -90,14 +89,14 @@ class World:
 
     @cached_property
     def expert_mesh(self) -> DeviceMesh | None:
-        """All axes, with dp_shard in two: `ep` ranks that share experts, `expert_shard` of those.
+        """The mesh with dp_shard split into `expert_shard` and `ep`, the ranks that share experts.
 
-        None where experts are not spread.
+        None without expert parallelism.
         """
         if self.mesh is None or self.layout.ep == 1:
             return None
         if not hasattr(self.mesh, "_unflatten"):
-            rule = f"torch {torch.__version__} cannot divide an axis of a mesh"
+            rule = f"torch {torch.__version__} cannot split an axis of a mesh"
             raise ConfigError([Problem("parallel.ep", rule, "use torch 2.13", self.layout.ep)])
         sizes = (self.layout.dp_shard // self.layout.ep, self.layout.ep)
         found: DeviceMesh = self.mesh._unflatten(  # noqa: SLF001 - its only name
@@ -107,24 +106,24 @@ class World:
 
     @cached_property
     def copies(self) -> dist.ProcessGroup | None:
-        """The ranks that have the same part of the model; None when that is every rank."""
+        """Group of the ranks that have the same part of the model; None if that is every rank."""
         groups = self.layout.groups(*self._data_axes)
         if len(groups) == 1:
             return None
         own: dist.ProcessGroup
-        # as the default group, unless that takes no tensors of the host's: these must
+        # same backend as the default group, unless that one takes no CPU tensors: this one must
         backend = None if self.host_group is None else self.accelerator.backend
         own, _ = dist.new_subgroups_by_enumeration([list(g) for g in groups], backend=backend)
         return own
 
     @property
     def is_first_copy(self) -> bool:
-        """Whether this is the first of the ranks that have the same part of the model."""
+        """True on the first of the ranks that have the same part of the model."""
         return self._is_first_along(self._data_axes)
 
     @property
     def leads_stage(self) -> bool:
-        """Whether this is the first of the ranks that have the same layers of the model."""
+        """True on the first of the ranks that have the same layers of the model."""
         return self._is_first_along([axis for axis in AXES if axis != "pp"])
 
     def _is_first_along(self, axes: Sequence[str]) -> bool:
@@ -132,7 +131,7 @@ class World:
 
     @property
     def cluster(self) -> Cluster:
-        """The devices the ranks stand on."""
+        """The nodes and devices that the ranks use."""
         per_node = self.identity.local_world_size
         memory = self.accelerator.memory_bytes
         if memory is not None and self.accelerator.is_cpu:
@@ -146,7 +145,7 @@ class World:
         return values
 
     def sum_floats(self, values: list[float]) -> list[float]:
-        """Add up plain numbers over all ranks, on the host: no rank waits for its device."""
+        """Add up plain numbers over all ranks, on the host, without waiting for a device."""
         if self.mesh is None:
             return values
         numbers = torch.tensor(values, dtype=torch.float64)
@@ -155,14 +154,14 @@ class World:
         return totals
 
     def share_weights(self, model: nn.Module) -> None:
-        """Rank 0's weights and buffers, on every rank."""
+        """Broadcast rank 0's weights and buffers to every rank, in place."""
         if self.mesh is not None:
             for tensor in (*model.parameters(), *model.buffers()):
                 on_host = tensor.device.type == "cpu"
                 dist.broadcast(tensor.data, src=0, group=self.host_group if on_host else None)
 
     def agree(self, text: str, speaker: int = 0) -> str:
-        """One rank's word, on every rank."""
+        """Return the text of rank `speaker` on every rank. A collective call."""
         if self.mesh is None:
             return text
         words = [text]
@@ -170,7 +169,7 @@ class World:
         return words[0]
 
     def first_with(self, is_so: bool) -> int | None:
-        """The lowest rank of which something is true."""
+        """Return the lowest rank on which `is_so` is true, or None. A collective call."""
         none = self.layout.world_size
         lowest = torch.tensor(self.rank if is_so else none)
         if self.mesh is not None:
@@ -179,7 +178,7 @@ class World:
 
 
 def layout_from(config: Parallel, world_size: int) -> Layout:
-    """The layout a config asks for; ranks of which nothing is said go where the strategy fills."""
+    """Return the configured layout; remaining ranks go to the axis that the strategy fills."""
     sizes = {
         "dp_replicate": config.dp_replicate,
         "dp_shard": config.dp_shard,
@@ -195,12 +194,12 @@ def layout_from(config: Parallel, world_size: int) -> Layout:
 
 
 def join_world(identity: Identity, config: Parallel) -> World:
-    """Meet the other ranks. A process group that is there already is used.
+    """Join the other ranks. An existing process group is used.
 
-    The group stays until the process ends: a second fit(), or a collective of the user's own, needs
-    it, and torchrun's store cannot be met at twice.
+    The group stays until the process ends: a second fit() or the user's own collectives need it,
+    and torchrun's store cannot be used for a second rendezvous.
     """
-    if dist.is_initialized():  # a group the script has made itself knows best
+    if dist.is_initialized():  # a group that the script has created takes precedence
         identity = replace(identity, rank=dist.get_rank(), world_size=dist.get_world_size())
     layout = layout_from(config, identity.world_size)
     device = device_of(identity)
@@ -215,7 +214,7 @@ def join_world(identity: Identity, config: Parallel) -> World:
 
 
 def _host_group(timeout_s: float) -> dist.ProcessGroup | None:
-    """A gloo group, where the script has made one that only takes its device's tensors."""
+    """Return a gloo group if the script's own group takes only device tensors; else None."""
     if takes_host_tensors(dist.distributed_c10d._get_default_group()):  # noqa: SLF001 - as above
         return None
     group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
@@ -223,13 +222,13 @@ def _host_group(timeout_s: float) -> dist.ProcessGroup | None:
 
 
 def _leave() -> None:
-    """A rank that fails leaves at once: taking NCCL's group apart would wait for its peers."""
+    """Destroy the group, except on a failing rank: with NCCL that would wait for its peers."""
     if dist.is_initialized() and not is_failing():
         dist.destroy_process_group()
 
 
 def device_of(identity: Identity) -> torch.device:
-    """The one the script has chosen for a group of its own, or that of the local rank."""
+    """Return the device that the script chose for its own group, or the local rank's device."""
     if dist.is_initialized():
         bound = dist.distributed_c10d._get_default_group().bound_device_id  # noqa: SLF001
         if bound is not None:
@@ -264,10 +263,10 @@ def _init_process_group(identity: Identity, device: torch.device, timeout_s: flo
     )
 
 
-# LiveWorld: a process that is a replica of its own, among others that come and go.
+# LiveWorld: a process that is its own replica, among others that come and go.
 #
-# It stands in no process group and in a layout of one rank; who else takes part is said by each
-# step's quorum. Whoever sits first in it speaks for the run, so that the run never falls silent.
+# It is in no process group and has a layout of one rank; each step's quorum determines which
+# replicas take part. The first of the quorum reports for the run, so there is always one.
 
 
 @dataclass
@@ -280,22 +279,22 @@ class ReplicaRank:
 
 @dataclass(frozen=True)
 class LiveWorld(World):
-    """`identity` is the replica's name; its world size is how many the job was started with."""
+    """`identity` names the replica; its world size is the number that the job started with."""
 
     seat: ReplicaRank = field(default_factory=lambda: ReplicaRank(0, 1))
 
     @property
     def is_main(self) -> bool:
-        """Whether this replica speaks for the run at present."""
+        """True while this replica reports for the run."""
         return self.seat.rank == 0
 
     @property
     def rank(self) -> int:
-        """Inside its own group it is alone; `identity.rank` tells the replicas apart."""
+        """Always 0: it is alone in its group; `identity.rank` identifies the replica."""
         return 0
 
 
 def live_world(identity: Identity) -> LiveWorld:
-    """Meets nobody yet: the first quorum does."""
+    """Return a world that has not joined others yet: the first quorum does that."""
     seat = ReplicaRank(identity.rank, identity.world_size)
     return LiveWorld(identity, Layout(), device_of(identity), None, seat=seat)

@@ -1,1 +1,1 @@
-"""Fits before you pay: profile → cost → search → plans; simulation of a long run."""
+"""Planning: profile → cost → search → plans, and the simulation of long runs."""

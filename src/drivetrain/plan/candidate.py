@@ -1,4 +1,4 @@
-"""Candidate: one way to run a step, everything that is to be chosen said."""
+"""Candidate: one way to run a step, with a value for everything that can be chosen."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Candidate:
     offload: Literal["none", "cpu"] = "none"
     schedule: Literal["1f1b", "gpipe"] = "1f1b"
     options: Section = field(default_factory=Section)
-    """The strategy's own section; left out: its defaults."""
+    """The strategy's own config section; by default with its default values."""
 
     def __post_init__(self) -> None:
         if type(self.options) is Section:
@@ -35,17 +35,17 @@ class Candidate:
 
     @property
     def cost(self) -> CostModel:
-        """What its strategy takes."""
+        """The cost model of its strategy."""
         return cost_model(self.strategy)
 
     @property
     def use(self) -> Use:
-        """As its strategy sees it."""
+        """The candidate as input of its cost model."""
         return Use(self.layout, self.options, self.accumulation, self.precision, self.offload)
 
     @property
     def way(self) -> Way:
-        """How a rank computes."""
+        """How a rank computes a step."""
         return Way(
             self.precision,
             weights_cast=self.cost.casts_weights(self.use),
@@ -57,7 +57,7 @@ class Candidate:
 
     @property
     def num_shards(self) -> int:
-        """Ranks that weights, gradients and optimizer state are in shards over."""
+        """Number of ranks that a copy of weights, gradients and optimizer state is sharded over."""
         return self.layout.dp_shard * self.layout.cp
 
     @property
@@ -66,7 +66,7 @@ class Candidate:
         return self.micro_batch_size * self.accumulation * self.layout.dp
 
     def settings(self) -> dict[str, str | int]:
-        """As keys of a run's config."""
+        """Return the candidate as keys and values of a run's config."""
         layout = self.layout
         said: dict[str, str | int] = {
             "micro_batch_size": self.micro_batch_size,
@@ -90,12 +90,12 @@ class Candidate:
 
     @property
     def _offloads_by_key(self) -> bool:
-        """Whether `memory.offload` says it; or the strategy has words of its own."""
+        """Whether offload is set by `memory.offload`, or else by keys of the strategy."""
         return "offload" in traits_of(self.strategy).combines_with
 
     @property
     def title(self) -> str:
-        """Short, for a table."""
+        """Short description for tables."""
         layout = self.layout
         is_alone = layout.dp == 1 and layout.cp == 1 and not traits_of(self.strategy).shards
         name = "" if is_alone else self.cost.label(self.use)

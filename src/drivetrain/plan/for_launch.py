@@ -20,11 +20,11 @@ from drivetrain.plan.show import show
 
 
 def plan_for_command(argv: Sequence[str], said: str) -> Plan:
-    """For the script in `words`, on the ranks that `words` start."""
+    """Plan for the script in `argv`, on the ranks that `argv` starts."""
     script = next((word for word in argv if word.endswith(".py")), None)
     if script is None:
         rule = "needs a script that calls Trainer.fit"
-        raise ConfigError([Problem("--plan", rule, "name one", "auto")])
+        raise ConfigError([Problem("--plan", rule, "give one", "auto")])
     cluster = load_cluster(said)
     nodes, per_node = _count(argv, "--nnodes"), _count(argv, "--nproc-per-node")
     cluster = replace(
@@ -50,11 +50,11 @@ def plan_for_command(argv: Sequence[str], said: str) -> Plan:
 
 
 def settings_of(path: Path) -> list[str]:
-    """The best plan's choices as words of a command line."""
+    """Return the best plan's settings as command-line arguments."""
     try:
         best = json.loads(path.read_text())["plans"][0]
     except (OSError, ValueError, LookupError) as error:
-        rule = f"holds no plan ({type(error).__name__})"
+        rule = f"contains no plan ({type(error).__name__})"
         raise ConfigError(
             [Problem("--plan", rule, "use auto, or a plan.json", str(path))]
         ) from error

@@ -1,7 +1,7 @@
-"""What the planner says of one config as it stands: nothing is searched, nothing is chosen.
+"""The planner's prediction for one given config, without a search.
 
-`python -m drivetrain.plan.of_config OUTPUT WHAT` asks it in a process of its own, since the script
-is run for it, up to `Trainer.fit`.
+`python -m drivetrain.plan.of_config OUTPUT WHAT` runs it in a separate process, because it executes
+the script up to `Trainer.fit`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from drivetrain.plan.prospect import Asking, Prospect
 
 
 def candidate_of(config: RunConfig, layout: Layout) -> Candidate:
-    """The run that a config with a chosen micro-batch asks for."""
+    """Return the candidate for a config whose micro-batch size is set."""
     parallel = config.parallel
     schedule = parallel.pipeline.schedule
     if schedule not in ("1f1b", "gpipe"):
-        raise NotImplementedError("the planner knows the schedules 1f1b and gpipe")
+        raise NotImplementedError("the planner supports only the schedules 1f1b and gpipe")
     if parallel.tensor.loss_parallel:
-        raise NotImplementedError("the planner knows no loss_parallel")
+        raise NotImplementedError("the planner does not support loss_parallel")
     size = config.micro_batch_size
     if size == "auto":
         raise AssertionError("a micro-batch is chosen before")
@@ -50,7 +50,10 @@ def candidate_of(config: RunConfig, layout: Layout) -> Candidate:
 
 
 def prospect(asking: Asking) -> Prospect:
-    """Run the script up to `Trainer.fit`, and ask the planner; a wrong config its run will name."""
+    """Run the script up to `Trainer.fit` and predict the run.
+
+    Config errors are returned as `unknown`: the run itself will report them.
+    """
     try:
         return _prospect(asking)
     except (DrivetrainError, NotImplementedError) as error:
@@ -87,7 +90,7 @@ def _prospect(asking: Asking) -> Prospect:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the answer to a file: the script's own words go to its standard output."""
+    """Write the answer to a file, because the script may print to standard output."""
     output, said = argv
     document: dict[str, Any] = json.loads(said)
     asking = Asking(**{**document, "script_args": tuple(document["script_args"])})

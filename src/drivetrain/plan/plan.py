@@ -1,4 +1,4 @@
-"""Plan: the answer, with its prediction, its reasons and its error bar; also as plan.json."""
+"""Plan: the ranked candidates with predictions, reasons and error bar; also as plan.json."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from drivetrain.plan.cost.timing import assumptions
 from drivetrain.plan.profile.profiling import Profiler
 from drivetrain.plan.search import Answer, Objective, Question, search
 
-# Why a plan beats the next, why simpler ones were left, and what would have to change.
+# Why a plan is better than the next, why others were not chosen, and what would change that.
 
 _MANY = 40
 
 
 def why_best(fitting: Sequence[Estimate]) -> str:
-    """One sentence: the next best of another kind, and where the difference comes from."""
+    """Return one sentence: the next best plan of another kind, and the cause of the difference."""
     if not fitting:
         return "nothing fits"
     best, kind = fitting[0], kind_of(fitting[0])
@@ -46,28 +46,28 @@ def why_best(fitting: Sequence[Estimate]) -> str:
 
 
 def why_not(answer: Answer) -> dict[str, str]:
-    """Per kind of spreading that is not the best: why it is not, in a few words."""
+    """Return, per kind of layout that is not the best, why it is not, in a few words."""
     best = answer.fitting[0] if answer.fitting else None
     reasons: dict[str, str] = {}
     for priced in answer.fitting:
         kind = kind_of(priced)
         if best is not None and kind != kind_of(best) and kind not in reasons:
             slower = priced.time.total / best.time.total - 1.0
-            longer = f"fits, but takes {slower:.0%} longer a step"
-            reasons[kind] = longer if slower >= 0.005 else "fits, and takes as long a step"
+            longer = f"fits, but takes {slower:.0%} longer per step"
+            reasons[kind] = longer if slower >= 0.005 else "fits, and takes as long per step"
     for priced in answer.too_large:
         kind = kind_of(priced)
         known = kind in reasons or (best is not None and kind == kind_of(best))
         if not known:
             reasons[kind] = (
-                f"needs {readable_bytes(priced.memory.total)} a rank at the least, and "
-                f"{readable_bytes(priced.memory_limit_bytes)} can be had"
+                f"needs at least {readable_bytes(priced.memory.total)} per rank, and "
+                f"{readable_bytes(priced.memory_limit_bytes)} is available"
             )
     return reasons
 
 
 def kind_of(priced: Estimate) -> str:
-    """How the model is spread, sizes left out."""
+    """Return how the model is distributed, without sizes."""
     candidate = priced.candidate
     layout = candidate.layout
     words = []
@@ -80,7 +80,7 @@ def kind_of(priced: Estimate) -> str:
 def what_would_change_it(
     profiler: Profiler, cluster: Cluster, answer: Answer, objective: Objective
 ) -> list[str]:
-    """For a few properties of the cluster: at what change another kind of plan would win."""
+    """Return, for a few properties of the cluster, which change would make another kind win."""
     if not answer.fitting:
         return []
     pool = [*_varied(answer.fitting), *_varied(answer.too_large)]
@@ -103,7 +103,7 @@ def what_would_change_it(
 
 
 def _varied(priced: Sequence[Estimate]) -> list[Estimate]:
-    """The best few of every kind."""
+    """Return the best few of every kind."""
     per_kind: dict[str, list[Estimate]] = {}
     for one in priced:
         kept = per_kind.setdefault(kind_of(one), [])
@@ -148,13 +148,13 @@ def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value >= 0.1 else f"{value * 1000:.1f} ms"
 
 
-# What was seen when predictions were held against measurements; docs/planning.md
+# Result of comparing predictions with measurements; see docs/planning.md
 MEMORY_ERROR = "92 configurations on a CPU: median 0.0%, 95th percentile 5.6%; no GPU was measured"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do, ranked."""
+    """The ranked answer to a question."""
 
     model: str
     num_parameters: int
@@ -168,9 +168,9 @@ class Plan:
     nearest_misses: tuple[Estimate, ...]
     num_considered: int
     seconds_to_profile: float
-    """To trace the model in every way that was looked at."""
+    """Time to trace the model in every way that was considered."""
     seconds_to_search: float
-    """All the rest: pricing, ranking, reasons."""
+    """Time for everything else: estimates, ranking, reasons."""
 
     @property
     def best(self) -> Estimate | None:
@@ -201,7 +201,7 @@ class Plan:
 
 
 def make_plan(profiler: Profiler, cluster: Cluster, question: Question) -> Plan:
-    """Search, rank, and say why."""
+    """Search, rank, and give reasons."""
     began, profiled = time.perf_counter(), profiler.seconds
     answer = search(profiler, cluster, question)
     changes = what_would_change_it(profiler, cluster, answer, question.objective)
@@ -225,7 +225,7 @@ def make_plan(profiler: Profiler, cluster: Cluster, question: Question) -> Plan:
 
 
 def estimate_dict(one: Estimate) -> dict[str, Any]:
-    """One candidate with its prediction."""
+    """Return one candidate with its prediction, for plan.json."""
     candidate = one.candidate
     return {
         "title": candidate.title,

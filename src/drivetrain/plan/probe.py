@@ -1,7 +1,7 @@
-"""What a device really does: one rank's measurements, taken while the other ranks take theirs.
+"""Measure a device's real performance on one rank, while the other ranks measure theirs.
 
-Started by `drivetrain probe` on as many ranks as will train, because on shared processors, memory
-and links a rank alone would see more than its share. Rank 0 writes everything to a file.
+`drivetrain probe` starts it on as many ranks as will train, because with shared processors, memory
+and links a single rank would measure more than its share. Rank 0 writes the results to a file.
 """
 
 from __future__ import annotations
@@ -27,37 +27,38 @@ from drivetrain.collectives.measure import measure_all, nodes_of_ranks
 from drivetrain.collectives.request import CollectivesRequest, exchange_of, rank_sets
 from drivetrain.parallel.accelerator import accelerator_of, use_device_of
 
-# How large a probe's operations are: on an accelerator, too large for its cache. Pure.
+# The sizes of a probe's operations: on an accelerator, too large for its cache. Pure functions.
 #
 # A tensor that fits into the last-level cache is read from there, several times as fast as from
 # memory, and a training step's tensors do not fit.
 
 TIMES_CACHE = 4
-"""A tensor this many times the cache is read from memory but for a fraction of it."""
+"""A tensor this many times the size of the cache is mostly read from memory."""
 MEMORY_PER_TENSOR = 256
-"""Where the cache's size is not told, or only that of its first levels: a part of the memory. The
-largest that is not told (the MI300X's Infinity Cache) is 1/750 of its device's memory."""
+"""If the cache size is not reported, or only that of the first levels, a tensor is this fraction of
+the memory. The largest unreported cache (the MI300X's Infinity Cache) is 1/750 of its device's
+memory."""
 MOST_OF_MEMORY = 128
-"""Some fifteen tensors are held at once: they must not fill a device."""
+"""About fifteen tensors are held at once, and they must not fill a device."""
 
 
 @dataclass(frozen=True)
 class ProbeSizes:
-    """What is measured, from small to large."""
+    """Sizes to measure, in ascending order."""
 
     sides: tuple[int, ...]
-    """Of square matrix products."""
+    """Side lengths of square matrix products."""
     rows: int
-    """Of the tensor whose reading and writing is timed, in fp32."""
+    """Rows of the fp32 tensor whose reading and writing is timed."""
     columns: int
     attention: tuple[int, int, int, int]
     """batch, heads, length, width"""
     messages: tuple[int, ...]
-    """Bytes of a collective's whole."""
+    """Bytes of a collective's full tensor."""
 
     @property
     def tensor_bytes(self) -> int:
-        """Of the tensor whose reading and writing is timed."""
+        """Bytes of the tensor whose reading and writing is timed."""
         return 4 * self.rows * self.columns
 
 
@@ -68,11 +69,11 @@ HOST = ProbeSizes(
     attention=(4, 4, 256, 64),
     messages=(1 << 12, 1 << 16, 1 << 20, 1 << 23),
 )
-"""Small, because a host is slow; what it keeps at once is larger than its cache."""
+"""Small, because a host is slow; the tensors held at once are larger than its cache."""
 
 
 def accelerator_sizes(memory_bytes: int, cache_bytes: int | None) -> ProbeSizes:
-    """For a device with so much memory, and such a last-level cache if it tells."""
+    """Return the sizes for a device with this memory and last-level cache (None: not reported)."""
     wanted = max(TIMES_CACHE * (cache_bytes or 0), memory_bytes // MEMORY_PER_TENSOR)
     tensor_bytes = min(wanted, memory_bytes // MOST_OF_MEMORY)
     columns = 4096
@@ -93,7 +94,7 @@ SECONDS_EACH = 0.25
 
 
 def sizes_for(device: torch.device) -> ProbeSizes:
-    """What a device is asked to do, by what it says of itself."""
+    """Return the sizes for a device, from the properties that it reports."""
     accelerator = accelerator_of(device)
     if accelerator.is_cpu or accelerator.memory_bytes is None:
         return HOST
@@ -101,7 +102,7 @@ def sizes_for(device: torch.device) -> ProbeSizes:
 
 
 def measure_device(device: torch.device, sizes: ProbeSizes) -> dict[str, Any]:
-    """Products by precision and size, memory, and what an empty operation costs."""
+    """Measure products by precision and size, memory bandwidth, and the overhead per operation."""
     found: dict[str, Any] = {"products": {}}
     for name, dtype in PRECISIONS.items():
         rates = {}
@@ -132,15 +133,15 @@ _KEPT, _CHAINED = 12, 32
 
 
 def _keeping(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Results in new memory that stay for a while, as a model's do for backward.
+    """Return a function that keeps several results alive, as a model does for backward.
 
-    On a host, memory that was not there before is a good part of an operation's time.
+    On a host, allocating new memory takes a considerable part of an operation's time.
     """
     return lambda: [call() for _ in range(_KEPT)]
 
 
 def _chain(small: torch.Tensor) -> None:
-    """Operations with next to nothing to do, forward and back."""
+    """Run operations with almost no work, forward and backward."""
     out = small
     for _ in range(_CHAINED):
         out = out + 1.0
@@ -148,29 +149,29 @@ def _chain(small: torch.Tensor) -> None:
 
 
 def _attention(dtype: torch.dtype, device: torch.device, shape: tuple[int, int, int, int]) -> float:
-    """Operations a second in fused attention, forward and back."""
+    """Return the operations per second of fused attention, forward and backward."""
     batch, heads, length, width = shape
     q, k, v = (torch.randn(shape, device=device).to(dtype).requires_grad_() for _ in range(3))
 
     def both_ways() -> None:
         F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
 
-    # two products forward and five back, causal ones counted in full, as the planner counts
+    # two products forward and five backward; causal ones count in full, as in the planner
     flops = 7 * 2.0 * batch * heads * length * length * width
     return flops / _seconds(both_ways, device)
 
 
 def measure_exchange(device: torch.device, messages: Sequence[int]) -> dict[str, Any]:
-    """Seconds per collective by the size of the whole, inside a node and between nodes."""
+    """Return seconds per collective by size of the full tensor, inside and between nodes."""
     node_of = nodes_of_ranks()
     sets = rank_sets(node_of, {})
     asked = CollectivesRequest(PLANNED, tuple(messages), is_thorough=False)
-    where = sets if len(sets) == 1 else sets[1:]  # of several nodes with several ranks: not both
+    where = sets if len(sets) == 1 else sets[1:]  # with several nodes of several ranks: not both
     return exchange_of(measure_all(asked, where, device), len(set(node_of)))
 
 
 def measure_overheads(exchange: Mapping[str, Any]) -> dict[str, float]:
-    """What tp costs per product and fsdp per block when there is nothing to compute or send."""
+    """Measure the overhead of tp per product and of fsdp per block, with almost no work or data."""
     from torch import nn
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -208,7 +209,7 @@ def measure_overheads(exchange: Mapping[str, Any]) -> dict[str, float]:
 
 
 def measure_storage(folder: Path, num_bytes: int = 1 << 26) -> float:
-    """Bytes a second, written and flushed."""
+    """Return the bytes written and flushed per second."""
     block = os.urandom(1 << 20)
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         began = time.perf_counter()
@@ -220,7 +221,7 @@ def measure_storage(folder: Path, num_bytes: int = 1 << 26) -> float:
 
 
 def _seconds(call: Callable[[], Any], device: torch.device) -> float:
-    """Median of as many calls as fit into a quarter of a second, the same number on every rank."""
+    """Return the median of as many calls as fit into a quarter of a second, equal on all ranks."""
     call()
     accelerator_of(device).synchronize()
     began = time.perf_counter()
@@ -242,7 +243,7 @@ def _seconds(call: Callable[[], Any], device: torch.device) -> float:
 
 
 def main() -> None:
-    """One rank; rank 0 writes what it found."""
+    """Measure on this rank; rank 0 writes its results."""
     output, folder = Path(sys.argv[1]), Path(sys.argv[2])
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -256,7 +257,7 @@ def main() -> None:
     found["exchange_overheads"] = {"tp": 0.0, "fsdp": 0.0}
     if (
         ranks > 1 and accelerator.is_cpu
-    ):  # an accelerator works on while its host prepares what is next
+    ):  # an accelerator keeps working while its host prepares the next operations
         found["exchange_overheads"] = measure_overheads(found["exchange"])
     found["storage_bytes_per_s"] = measure_storage(folder) if rank == 0 else 0.0
     found["ranks"] = ranks

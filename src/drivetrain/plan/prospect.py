@@ -1,4 +1,4 @@
-"""What the planner is asked about one run, and what it answers. Nothing here loads torch."""
+"""A question to the planner about one run, and its answer. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ class Asking:
     num_nodes: int
     ranks_per_node: int
     cluster: str = ""
-    """A file, or a name of the catalogue; empty: only what needs no device."""
+    """A cluster file or a catalogue name; empty: predict only what needs no device."""
 
 
 @dataclass(frozen=True)
 class Prospect:
-    """What such a run takes."""
+    """What the run is predicted to need."""
 
     memory_bytes: float | None = None
-    """Of the rank that needs most; none without a cluster."""
+    """Memory of the rank that needs most; None without a cluster."""
     limit_bytes: float | None = None
     flops_per_step: float | None = None
-    """The model's own operations, of all ranks."""
+    """The model's own operations, over all ranks."""
     unknown: str = ""
-    """Why the planner has nothing to say, if it has not."""
+    """Why there is no prediction; empty if there is one."""
 
     @property
     def fits(self) -> bool:
-        """Where nothing is known, a run may try."""
+        """Whether the run fits; True if that is not known, so that a run can try."""
         if self.memory_bytes is None or self.limit_bytes is None:
             return True
         return self.memory_bytes <= self.limit_bytes

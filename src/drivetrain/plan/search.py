@@ -1,7 +1,7 @@
-"""Search: every layout × strategy × micro-batch × recomputation that could be, priced and ranked.
+"""Search: estimate and rank every possible layout × strategy × micro-batch × recomputation.
 
-Pruned before anything is priced: sizes that do not divide, tp across nodes, stages without blocks,
-states that alone exceed a device. Offload is looked at only where nothing else fits.
+Pruned before any estimate: sizes that do not divide, tp across nodes, stages without blocks, model
+states that alone exceed a device. Offload is considered only if nothing else fits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NEAREST = 60
 
 
 def proposed(*, needs_packages: bool = True) -> tuple[str, ...]:
-    """The strategies that are looked at unasked, or those of them that need torch alone."""
+    """Return the strategies considered by default, or those of them that need only torch."""
     return tuple(
         each.name
         for each in all_traits()
@@ -39,7 +39,7 @@ def proposed(*, needs_packages: bool = True) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked."""
+    """What to plan for, and the choices that the search may make."""
 
     global_batch_size: int
     objective: Objective = "fastest"
@@ -47,27 +47,27 @@ class Question:
     strategies: tuple[str, ...] = field(default_factory=proposed)
     recomputes: tuple[Recompute, ...] = ("none", "selective", "full")
     micro_batch_size: int | None = None
-    """Only this one."""
+    """Consider only this size."""
     max_cp: int = 1
     max_pp: int = 64
     steps: int | None = None
-    """Of the whole run: for what it takes in time and money."""
+    """Steps of the whole run, for its time and cost."""
     deadline_s: float | None = None
     budget: float | None = None
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Every candidate that was priced, best first, and what did not fit."""
+    """All estimates that fit, best first, and those that do not."""
 
     fitting: tuple[Estimate, ...]
     too_large: tuple[Estimate, ...]
-    """By how much they exceed, the nearest first."""
+    """In ascending order of memory."""
     num_considered: int
 
 
 def search(profiler: Profiler, cluster: Cluster, question: Question) -> Answer:
-    """Price what could be, and rank it."""
+    """Estimate and rank all candidates."""
     fitting: list[Estimate] = []
     too_large: list[Estimate] = []
     considered = 0
@@ -81,7 +81,7 @@ def search(profiler: Profiler, cluster: Cluster, question: Question) -> Answer:
                 _priced(profiler, candidate, cluster)
                 for candidate in _candidates(profiler, cluster, question, world_size, "cpu")
             ]
-        if not found:  # not even states fit: say by how much the nearest miss
+        if not found:  # not even model states fit: report the nearest misses
             nearest = islice(
                 _candidates(profiler, cluster, question, world_size, limit=math.inf), _NEAREST
             )
@@ -100,9 +100,9 @@ def search(profiler: Profiler, cluster: Cluster, question: Question) -> Answer:
 
 
 def _priced(profiler: Profiler, candidate: Candidate, cluster: Cluster) -> Estimate:
-    """As it is; where that does not fit, as the strategy can take less memory.
+    """Estimate a candidate; if it does not fit, try the strategy's leaner options.
 
-    That is never faster, so it is looked at only where memory asks for it.
+    These are never faster, so they are tried only when memory requires it.
     """
     plain = estimate(profiler, candidate, cluster)
     options = candidate.cost.leaner(candidate.use)
@@ -113,7 +113,7 @@ def _priced(profiler: Profiler, candidate: Candidate, cluster: Cluster) -> Estim
 
 
 def _simplest_first(ranked: list[Estimate], objective: Objective) -> list[Estimate]:
-    """Let the simplest of those next to the best lead: predictions are further off than that."""
+    """Move the simplest of the near-best to the front: predictions are less exact than that."""
     if not ranked or objective == "fewest":
         return ranked
     limit = _rank(ranked[0], objective)[0] * (1 + _AS_GOOD)
@@ -123,7 +123,7 @@ def _simplest_first(ranked: list[Estimate], objective: Objective) -> list[Estima
 
 
 def _rank(priced: Estimate, objective: Objective) -> tuple[float, ...]:
-    """Smaller is better; what is equal but for half a percent goes by simplicity."""
+    """Return the sort key; smaller is better. Plans equal to three digits rank by simplicity."""
     seconds = priced.time.total / priced.candidate.global_batch_size
     spent = priced.price_per_step
     devices = priced.candidate.layout.world_size
@@ -158,7 +158,7 @@ def _in_time(priced: Estimate, question: Question) -> bool:
 
 
 def _world_sizes(cluster: Cluster, objective: Objective) -> list[int]:
-    """All devices; for `cheapest` and `fewest` also parts of the cluster, smallest first."""
+    """Return all devices; for `cheapest` and `fewest` also smaller parts, smallest first."""
     if objective == "fastest":
         return [cluster.num_devices]
     sizes = {n for n in _powers(cluster.devices_per_node) if n <= cluster.devices_per_node}
@@ -190,7 +190,7 @@ def _candidates(
             )
             can_offload = offload == "none" or spread.cost.can_offload(spread.use)
             if layout.ep > 1 and (precision == "fp16" or offload != "none"):
-                continue  # not built
+                continue  # not implemented
             if not can_offload or _least_state(profiler, spread) > limit:
                 continue
             for size in _micro_batches(per_rank, layout, question):
@@ -237,14 +237,14 @@ def _data_parallel(
 
 
 def _expert_ranks(profiler: Profiler, layout: Layout, strategy: str) -> Iterator[int]:
-    """What `parallel.ep` could be; sequences that are cut are not dispatched (cp)."""
+    """Yield the possible values of `parallel.ep`; it does not combine with cp."""
     yield 1
     if "ep" in traits_of(strategy).combines_with and layout.cp == 1:
         yield from (n for n in profiler.ep_sizes if n > 1 and layout.dp_shard % n == 0)
 
 
 def _shard_sizes(cluster: Cluster, dp: int, tp: int, cp: int) -> list[int]:
-    """All ranks; or copies of shards that stay within one node, or a few."""
+    """Return the shard sizes to try: all ranks, or those of one node or of a few nodes."""
     node = max(1, cluster.devices_per_node // (tp * cp))
     wanted = {dp, *(node * k for k in (1, 2, 4, 8, 16, 32))}
     return sorted(shard for shard in wanted if shard * cp > 1 and shard <= dp and dp % shard == 0)
@@ -267,7 +267,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _least_state(profiler: Profiler, candidate: Candidate) -> float:
-    """Weights, gradients and optimizer state in the most even split: less is not possible."""
+    """Return the lower bound of weights, gradients and optimizer state per rank."""
     profile = profiler.profile(candidate.way)
     tp, layout = candidate.layout.tp, candidate.layout
     weights, trained, state = (
@@ -280,6 +280,6 @@ def _nothing(cluster: Cluster, question: Question) -> Problem:
     return Problem(
         "global_batch_size",
         f"no layout of {cluster.num_devices} devices divides it",
-        "use a multiple of the number of devices, or more of them",
+        "use a multiple of the number of devices, or more devices",
         question.global_batch_size,
     )

@@ -1,4 +1,4 @@
-"""A plan as a person reads it: a table, the reasons, the words to start it with; and bars."""
+"""Print a plan as a table with reasons and the settings to run it, or plot it as bars."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-# A plan as a person reads it: a table, the reasons, and the words to start it with.
-
-
 def show(plan: Plan, console: Console, top: int = 8) -> None:
     console.print(_headline(plan), markup=False)
     if plan.best is None:
@@ -31,7 +28,7 @@ def show(plan: Plan, console: Console, top: int = 8) -> None:
 
 
 def distinct(ranked: Sequence[Estimate]) -> list[Estimate]:
-    """The best of each layout and strategy: variations of one plan would crowd out the others."""
+    """Return the best of each layout and strategy, so that variants do not hide other plans."""
     seen: set[str] = set()
     kept = []
     for one in ranked:
@@ -57,7 +54,7 @@ def _table(rows: Sequence[Estimate]) -> Table:
     has_tokens = any(one.tokens_per_s is not None for one in rows)
     table = Table(box=None, pad_edge=False)
     for name in ("", "plan", "micro-batch", "recompute", "memory", "step"):
-        is_left = name in ("plan", "")  # a plan's name is what gives way on a narrow screen
+        is_left = name in ("plan", "")  # on a narrow screen, only the plan's name wraps
         table.add_column(name, no_wrap=name != "plan", justify="left" if is_left else "right")
     table.add_column("tokens/s" if has_tokens else "samples/s", justify="right", no_wrap=True)
     table.add_column("MFU", justify="right", no_wrap=True)
@@ -89,7 +86,7 @@ def _reasons(plan: Plan) -> Iterator[str]:
     for kind, reason in list(plan.why_not.items())[:6]:
         yield f"  {kind}: {reason}"
     if plan.changes:
-        yield "another would win with"
+        yield "another plan would win with"
         for change in plan.changes:
             yield f"  {change}"
     yield "memory of the fullest rank: " + _parts(best.memory.components(), readable_bytes)
@@ -111,8 +108,8 @@ def _misses(plan: Plan) -> Iterator[str]:
     for one in distinct(plan.nearest_misses)[:3]:
         yield (
             f"  {one.candidate.title}, micro-batch {one.candidate.micro_batch_size}, recompute "
-            f"{one.candidate.recompute}: {readable_bytes(one.memory.total)} a rank, and "
-            f"{readable_bytes(one.memory_limit_bytes)} can be had"
+            f"{one.candidate.recompute}: needs {readable_bytes(one.memory.total)} per rank, and "
+            f"{readable_bytes(one.memory_limit_bytes)} is available"
         )
         yield "    " + _parts(one.memory.components(), readable_bytes)
 
@@ -124,14 +121,14 @@ def _parts(components: dict[str, float], spoken: object) -> str:
 
 
 def _count(number: int) -> str:
-    """A small one in full: as millions it would be 0.0."""
+    """Format a number of parameters; small ones in full, because in millions they would be 0.0."""
     if number < 1e6:
         return f"{number:,}"
     return f"{number / 1e9:.1f} B" if number >= 1e9 else f"{number / 1e6:.1f} M"
 
 
 def seconds(value: float) -> str:
-    """With three digits."""
+    """Format seconds with three digits."""
     if value >= 100:
         return readable_duration(value)
     return f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"
@@ -160,8 +157,8 @@ def plot(plan: Plan, path: Path, top: int = 8) -> None:
     _bars(right, names, rows, lambda one: one.time.components(), 1.0)
     limit = rows[0].memory_limit_bytes / 2**30
     left.axvline(limit, color="black", linestyle="--", linewidth=1)
-    left.set_xlabel(f"GiB on the fullest rank (dashed: {limit:.0f} GiB can be had)")
-    right.set_xlabel("seconds a step")
+    left.set_xlabel(f"GiB on the fullest rank (dashed: {limit:.0f} GiB available)")
+    right.set_xlabel("seconds per step")
     left.invert_yaxis()
     figure.suptitle(f"{plan.model} on {plan.cluster}: predicted")
     figure.tight_layout()

@@ -1,4 +1,4 @@
-"""What a run writes down: its directory, its events, and where its scalars are shown."""
+"""What a run records: its directory, its events, and the sinks that show its scalars."""
 
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.run_directory import RunDirectory

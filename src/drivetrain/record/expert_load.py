@@ -1,4 +1,4 @@
-"""The tokens each expert was sent, as a run has recorded them."""
+"""The number of tokens sent to each expert, as recorded by a run."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from drivetrain.record.reading import Event
 
 EVENT = "expert_load"
 MOST_RECORDED = 4096
-"""Numbers in one record: of a model with more experts, those of the most uneven layers."""
+"""Most numbers in one record; a model with more experts records its most uneven layers."""
 
 
 def busiest(tokens: Sequence[int]) -> float:
-    """What the busiest expert of a layer got, as a multiple of its share; 1 is even."""
+    """Return the load of a layer's busiest expert as a multiple of its share; 1 is even."""
     return max(tokens) * len(tokens) / (sum(tokens) or 1)
 
 
 def recorded(layers: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """What is written down of them, the most uneven first; at least one."""
+    """Select the layers to record, the most uneven first; at least one."""
     uneven = sorted(
         (name for name in layers if sum(layers[name])), key=lambda n: -busiest(layers[n])
     )
@@ -33,13 +33,13 @@ def recorded(layers: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """One layer's load, as it is shown."""
+    """One layer's load, for display."""
 
     name: str
     bars: str
-    """A character per expert, or per some of them, the highest of which shows."""
+    """A character per expert, or per group of experts, which shows the highest."""
     busiest: float
-    """Times its share."""
+    """The busiest expert's load, as a multiple of its share."""
     expert: int
     num_idle: int
 
@@ -48,7 +48,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def shape_of(name: str, tokens: Sequence[int], most_bars: int = 64) -> LayerShape:
-    """Bars that are full at the busiest expert."""
+    """Return a layer's bars, scaled to its busiest expert."""
     per_bar = -(-len(tokens) // max(1, most_bars))
     highest = [max(tokens[start : start + per_bar]) for start in range(0, len(tokens), per_bar)]
     top = max(highest) or 1
@@ -59,17 +59,17 @@ def shape_of(name: str, tokens: Sequence[int], most_bars: int = 64) -> LayerShap
 
 @dataclass(frozen=True)
 class LoadRecord:
-    """What was sent to the experts between two records."""
+    """The tokens sent to the experts between two records."""
 
     step: int
     layers: Mapping[str, Sequence[int]]
-    """By layer: tokens of each expert."""
+    """Tokens of each expert, by layer."""
     num_chosen: int = 1
-    """Experts that a token goes to."""
+    """Number of experts each token is sent to."""
 
 
 def load_records(events: Iterable[Event]) -> list[LoadRecord]:
-    """Those among rank 0's events; what is none is passed over."""
+    """Return the load records among rank 0's events; invalid ones are skipped."""
     found = []
     for event in events:
         tokens = event.values.get("tokens")

@@ -12,7 +12,7 @@ from drivetrain.record.reading.files import Event, Table, is_redone
 from drivetrain.record.reading.run import PastAttempt, RunReading
 from drivetrain.record.step_file import COMPILES, SECONDS
 
-# The ledger's classes, and the account of a run.
+# The ledger's classes, and the ledger itself.
 
 CLASSES = (
     "productive",
@@ -32,51 +32,51 @@ CLASSES = (
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of a run's time, for pictures."""
+    """A stretch of a run's time, for charts."""
 
     start_s: float
     end_s: float
     seconds: Mapping[str, float]
-    """By class; together, about the stretch's length."""
+    """By class; they add up to about the stretch's length."""
     attempt: int
-    """0 between attempts."""
+    """The attempt's number; 0 between attempts."""
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """The account of one run."""
+    """Where the time of one run went."""
 
     start_s: float
     end_s: float
     segments: tuple[Segment, ...]
     num_ranks: int
-    """How many the means are over; of a large run, a sample."""
+    """Number of ranks that the means are taken over; a sample of a large run."""
 
     @property
     def wall_s(self) -> float:
-        """From the first command to the last sign of life."""
+        """Seconds from the first command to the last sign of life."""
         return self.end_s - self.start_s
 
     @property
     def seconds(self) -> dict[str, float]:
-        """By class, in their order."""
+        """Seconds by class, in the order of CLASSES."""
         return {
             name: sum(segment.seconds.get(name, 0.0) for segment in self.segments)
             for name in CLASSES
         }
 
     def share(self, name: str) -> float:
-        """A class's part of the wall clock."""
+        """Return a class's share of the wall-clock time."""
         return self.seconds[name] / self.wall_s if self.wall_s > 0 else 0.0
 
     @property
     def goodput(self) -> float:
-        """The productive part."""
+        """The productive share of the wall-clock time."""
         return self.share("productive")
 
     @property
     def unaccounted_s(self) -> float:
-        """What the classes do not add up to: 0, but for rounding."""
+        """Seconds that no class accounts for: 0, except for rounding."""
         return self.wall_s - sum(self.seconds.values())
 
 
@@ -94,7 +94,7 @@ LABELS = {
     "preempted": "preempted",
     "idle": "idle",
 }
-# Told apart by people who see colours differently, too (after Okabe and Ito).
+# Distinguishable with colour blindness, too (after Okabe and Ito).
 COLOURS = {
     "productive": "#009e73",
     "evaluation": "#56b4e9",
@@ -119,21 +119,21 @@ _FIELD_CLASSES = {
     "communication_s": "communication",
     "checkpoint_s": "checkpoint",
 }
-"""A step's other seconds are productive."""
+"""The class of each field of a step; its other seconds are productive."""
 _ROUNDING_S = 1e-6
-"""Of sums whose parts come in another order."""
+"""Tolerance for sums that are added in a different order."""
 
 
 @dataclass(frozen=True)
 class Records:
-    """One rank's part in one attempt."""
+    """One rank's step records in one attempt."""
 
     table: Table
     redone: NDArray[np.bool_]
 
     @property
     def first_s(self) -> float:
-        """The beginning of the first step."""
+        """The start of the first step."""
         return float(self.table["start_s"][0])
 
     @property
@@ -142,19 +142,19 @@ class Records:
         return float(self.table["start_s"][-1]) + sum(float(self.table[n][-1]) for n in SECONDS)
 
     def between(self, begin_s: float, end_s: float) -> Records:
-        """The steps that began and ended between two moments."""
+        """Return the steps that began and ended between two times."""
         start_s = self.table["start_s"].astype(np.float64)
         took_s = np.sum([self.table[name] for name in SECONDS], axis=0, dtype=np.float64)
         is_in = (start_s >= begin_s - _ROUNDING_S) & (start_s + took_s <= end_s + _ROUNDING_S)
         return self if is_in.all() else Records(self.table[is_in], self.redone[is_in])
 
     def is_redone(self, step: int) -> bool:
-        """Whether a later attempt did this step again."""
+        """Whether a later attempt repeated this step."""
         return bool(self.redone[self.table["step"] == step].any())
 
 
 def binned(records: Records, edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """By bin and class: a rank's steps, each in the bin it began in."""
+    """Return a rank's seconds by bin and class; a step counts in the bin it began in."""
     table, redone = records.table, records.redone
     num_bins = len(edges) - 1
     bins = np.clip(np.searchsorted(edges, table["start_s"], "right") - 1, 0, num_bins - 1)
@@ -172,7 +172,7 @@ def binned(records: Records, edges: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _compiling(table: Table) -> NDArray[np.float64]:
-    """What a step took longer than the others because torch.compile worked in it."""
+    """Return the extra compute time of steps in which torch.compile was active."""
     compiles = (table["flags"] & COMPILES) > 0
     compute_s = table["compute_s"].astype(np.float64)
     usual_s = float(np.median(compute_s[~compiles])) if (~compiles).any() else 0.0
@@ -182,11 +182,11 @@ def _compiling(table: Table) -> NDArray[np.float64]:
 def move_evaluations(
     totals: NDArray[np.float64], edges: NDArray[np.float64], spans: Sequence[Event]
 ) -> None:
-    """A step's lap holds the evaluation that followed it: that part was not training."""
+    """Move evaluations out of productive time: a step's record includes the one after it."""
     productive, evaluation = _INDEX["productive"], _INDEX["evaluation"]
     for span in spans:
         at = int(np.clip(np.searchsorted(edges, span.time_s, "right") - 1, 0, len(totals) - 1))
-        # the lap began in this bin or in one before it
+        # the step began in this bin or an earlier one
         for row in range(at, -1, -1):
             seconds = min(span.duration_s, totals[row, productive])
             totals[row, productive] -= seconds
@@ -196,7 +196,7 @@ def move_evaluations(
 
 
 def named(row: NDArray[np.float64]) -> dict[str, float]:
-    """A row by the names of its classes."""
+    """Return a row as a mapping from class to seconds."""
     return {name: float(row[index]) for name, index in _INDEX.items() if row[index]}
 
 
@@ -206,23 +206,23 @@ _AFTER_LAST_STEP = {
     "preempted": "preempted",
     "running": "productive",
 }
-"""What the time from the last step to an attempt's end was; otherwise it was a step cut short."""
+"""The class of the time from the last step to an attempt's end; otherwise an unfinished step."""
 
 
 @dataclass(frozen=True)
 class _Life:
-    """One attempt, between points in time that meet its neighbours'."""
+    """One attempt, between times that do not overlap its neighbours'."""
 
     attempt: PastAttempt
     begin_s: float
     end_s: float
     kind: str
     is_restart: bool
-    """Whether the supervisor started it, after an attempt that went wrong."""
+    """Whether the supervisor started it after a failed attempt."""
 
 
 def ledger_of(run: RunReading, num_ranks: int = 64, num_bins: int = 48) -> Ledger:
-    """A run's ledger, from so many ranks evenly spread over it, in so many stretches an attempt."""
+    """Return a run's ledger, from evenly spread ranks, with `num_bins` stretches per attempt."""
     every = max(1, -(-len(run.ranks) // num_ranks))
     events = run.events(run.ranks[0]) if run.ranks else []
     return make_ledger(run.attempts(), run.tables(run.ranks[::every]), events, num_bins)
@@ -234,7 +234,7 @@ def make_ledger(
     events: Sequence[Event],
     num_bins: int = 48,
 ) -> Ledger:
-    """From what was written down."""
+    """Build a ledger from a run's records."""
     records: dict[int, list[Records]] = {attempt.number: [] for attempt in attempts}
     num_ranks = 0
     for _, table in tables:
@@ -261,15 +261,15 @@ def _lives(
     records: Mapping[int, Sequence[Records]],
     events: Sequence[Event],
 ) -> list[_Life]:
-    """From when to when each attempt lasted, none overlapping the next."""
+    """Return when each attempt began and ended, without overlaps."""
     lives: list[_Life] = []
     for index, attempt in enumerate(attempts):
         is_last = index == len(attempts) - 1
         until_s = float("inf") if is_last else attempts[index + 1].launched_s
-        # a command that was running when the attempt before ended has started this one, too
+        # if its command was already running when the previous attempt ended, this is a restart
         is_restart = bool(lives) and attempt.command_s < lives[-1].end_s
         begin_s = attempt.launched_s if is_restart else attempt.command_s
-        if lives:  # two commands at once, or two hosts' clocks: no second is counted twice
+        if lives:  # concurrent commands or clock differences: count no second twice
             begin_s = max(begin_s, lives[-1].end_s)
         own = [e for e in events if attempt.launched_s <= e.time_s < until_s]
         signs_s = [each.last_s for each in records[attempt.number]] + [e.end_s for e in own]
@@ -282,13 +282,13 @@ def _lives(
 
 
 def _within(life: _Life, ranks: Sequence[Records]) -> list[Records]:
-    """Steps that an attempt did while it was the run; another may have taken over before."""
+    """Return the steps within an attempt's life; a later attempt may have taken over."""
     cut = (records.between(life.begin_s, life.end_s) for records in ranks)
     return [records for records in cut if len(records.table)]
 
 
 def _kind_from(events: Sequence[Event], *, is_last: bool) -> str:
-    """Without a supervisor's word: what the ranks said themselves, or that it goes on."""
+    """Without a supervisor's record, return what the ranks reported, or that it is running."""
     names = {event.name for event in events if event.kind == "instant"}
     if "run_end" in names:
         return "finished"
@@ -298,7 +298,7 @@ def _kind_from(events: Sequence[Event], *, is_last: bool) -> str:
 
 
 def _gap(before: _Life, after: _Life) -> list[Segment]:
-    """Between two attempts."""
+    """Return the time between two attempts, if any."""
     if after.begin_s <= before.end_s:
         return []
     if after.is_restart:
@@ -312,7 +312,7 @@ def _gap(before: _Life, after: _Life) -> list[Segment]:
 def _segments(
     life: _Life, ranks: Sequence[Records], events: Sequence[Event], num_bins: int
 ) -> list[Segment]:
-    """One attempt: its beginning, its steps, its end."""
+    """Return one attempt's segments: its start, its steps and its end."""
     number = life.attempt.number
     opening = "recovery" if life.is_restart else "start_up"
     if not ranks:
@@ -343,7 +343,7 @@ def _segments(
         for i in range(num_bins)
     ]
     missing_s = last_s - first_s - float(totals.sum())
-    # between records lies next to nothing; or, with live replicas, a step that was tried again
+    # almost nothing lies between records, or with live replicas a step that was retried
     name = "recovery" if any(e.name == "live_step_again" for e in within) else "productive"
     start = Segment(life.begin_s, first_s, {opening: first_s - life.begin_s}, number)
     between = Segment(first_s, last_s, {name: missing_s}, number)
@@ -351,7 +351,7 @@ def _segments(
 
 
 def _closing(life: _Life, last_s: float, events: Sequence[Event]) -> Segment:
-    """From the last step to the end of the attempt."""
+    """Return the segment from the last step to the end of the attempt."""
     left_s = life.end_s - last_s
     seconds: dict[str, float] = {}
     for span, name in (("evaluation", "evaluation"), ("last_save", "checkpoint")):

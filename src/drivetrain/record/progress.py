@@ -1,7 +1,7 @@
-"""What rank 0 shows while a run goes on: lines through the logger `drivetrain`, or a bar.
+"""What rank 0 shows during a run: lines through the logger `drivetrain`, or a progress bar.
 
-Lines are printed as they are, on standard output. A level set on the logger drops those below it
-(a warning begins with that word); with a handler of its own, that handler gets them all instead.
+Lines are printed unchanged on standard output. A level set on the logger drops lines below it (a
+warning starts with that word). If the logger has its own handlers, they receive all lines instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from drivetrain.core.text import readable_duration, readable_rate
 
 LOGGER = logging.getLogger("drivetrain")
 if LOGGER.level == logging.NOTSET:
-    LOGGER.setLevel(logging.INFO)  # the root's default would drop all but warnings
+    LOGGER.setLevel(logging.INFO)  # the root logger's default would drop all but warnings
 
 
 def _log(message: str, show: Callable[[str], None]) -> None:
@@ -30,7 +30,7 @@ def _log(message: str, show: Callable[[str], None]) -> None:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What is shown about a step."""
+    """The values shown for a step."""
 
     step: int
     total_steps: int | None
@@ -41,10 +41,10 @@ class Snapshot:
     tokens_per_s: float | None
     eta_s: float | None
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Of the loss, by name."""
+    """The parts of the loss, by name."""
 
     def fields(self) -> list[tuple[str, str]]:
-        """Name and value of each figure there is, in the order shown."""
+        """Return name and value of each available figure, in display order."""
         shown = [("loss", f"{self.loss:.4f}")]
         shown += [(name, f"{value:.4f}") for name, value in self.parts.items()]
         shown.append(("lr", f"{self.learning_rate:.2e}"))
@@ -62,20 +62,20 @@ class Progress(Protocol):
     """Shows snapshots and messages."""
 
     def show(self, snapshot: Snapshot) -> None:
-        """Show where the run is."""
+        """Show the run's progress."""
         ...
 
     def say(self, message: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         ...
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Release the terminal."""
         ...
 
 
 class Quiet:
-    """For every rank but 0."""
+    """Shows nothing; for every rank but 0."""
 
     def show(self, snapshot: Snapshot) -> None:
         """Nothing."""
@@ -95,7 +95,7 @@ class PlainLines:
         self._last_s = float("-inf")
 
     def show(self, snapshot: Snapshot) -> None:
-        """Print it, unless the last line is too recent; the run's last step always shows."""
+        """Print a line, unless the last one is too recent; the run's last step is always shown."""
         now_s = time.monotonic()
         is_last = snapshot.step == snapshot.total_steps
         if now_s - self._last_s < self._min_interval_s and not is_last:
@@ -109,7 +109,7 @@ class PlainLines:
         _log(message, _print)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to release."""
 
 
 def _print(message: str) -> None:
@@ -118,7 +118,7 @@ def _print(message: str) -> None:
 
 
 class RichLine:
-    """A bar with figures that stays in place; refreshed by the loop, not by a thread."""
+    """A progress bar with figures, refreshed by the training loop, not by a thread."""
 
     def __init__(self, total_steps: int | None) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -156,7 +156,7 @@ class RichLine:
 
 
 def make_progress(kind: str, total_steps: int | None, *, is_main: bool) -> Progress:
-    """The progress of the config's choice; `auto` looks at what standard output is."""
+    """Create the configured kind of progress; `auto` depends on whether stdout is a terminal."""
     if not is_main or kind == "none":
         return Quiet()
     if kind == "rich" or (kind == "auto" and sys.stdout.isatty()):

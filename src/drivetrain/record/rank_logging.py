@@ -1,7 +1,7 @@
-"""Lines of Python's `logging` on the console: once, or from every rank and labelled.
+"""Python `logging` on the console: only once, or from every rank with a label.
 
-Every rank runs the script, so that a line of the user's is logged by each of them. What goes to a
-terminal is shared out here; handlers that write elsewhere, such as a file per rank, are left alone.
+Every rank runs the script, so each of them logs the user's messages. Only handlers that write to
+the console are changed here; others, such as a file per rank, are left alone.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ LogRanks = Literal["first", "all"]
 
 
 class _OfFirst(logging.Filter):
-    """For the other ranks: only what somebody should know although rank 0 is well."""
+    """On ranks other than 0: pass only warnings and errors."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return record.levelno >= logging.WARNING
 
 
 class _Labelled(logging.Formatter):
-    """The user's own format, with the rank in front."""
+    """The user's format, prefixed with the rank."""
 
     def __init__(self, rank: int, own: logging.Formatter | None) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class _Labelled(logging.Formatter):
 
 
 def share_console(log_ranks: LogRanks, rank: int, world_size: int) -> None:
-    """See to the handlers that write to the console now; may be called again for later ones."""
+    """Adjust the current console handlers; may be called again for handlers added later."""
     for handler in _console_handlers():
         if isinstance(handler.formatter, _Labelled):
             handler.setFormatter(handler.formatter.own)

@@ -4,10 +4,10 @@
     {"kind": "scalars", "step": 10, "time_s": 1731.31, "values": {"train/loss": 2.31}}
     {"kind": "instant", "name": "run_end", "time_s": 1733.02, "fields": {"steps": 500}}
 
-What every step has goes into a file of its own, in a few bytes (`step_file.py`).
+What every step records goes to a separate file, in a few bytes (`step_file.py`).
 
-Times are seconds since the epoch, taken from one monotonic clock per process, so that spans of a
-rank never overlap by a clock adjustment. The step only ever appends to an outbox.
+Times are seconds since the epoch, taken from one monotonic clock per process, so that a clock
+adjustment never makes a rank's spans overlap. A training step only appends to an outbox.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from drivetrain.record.sinks import Medium, Outcome, Scalars, Sink, as_json
 from drivetrain.record.step_file import SECONDS, StepTimes, StepWriter
 from drivetrain.record.system import SystemWatch, is_available
 
-# Outbox: hand something over in a microsecond, let a thread do the slow part.
+# Outbox: hand over an item in a microsecond and let a thread do the slow part.
 #
-# `put` never waits. When the consumer falls behind by `capacity` items, new ones are counted and
-# dropped; when it fails, it is warned about once and not called again. A run goes on either way.
+# `put` never waits. If the consumer falls behind by `capacity` items, new ones are counted and
+# dropped; if it fails, there is one warning and it is not called again. The run continues.
 
 Item = TypeVar("Item")
 PATIENCE_S = 30.0
-"""How long the end of a run waits for a consumer: a sink may still be importing its library."""
+"""How long a run waits for a consumer when it ends: a sink may still be importing its library."""
 
 
 class Outbox(Generic[Item]):
@@ -50,7 +50,7 @@ class Outbox(Generic[Item]):
         capacity: int = 100_000,
         at_end: Callable[[], None] | None = None,
     ) -> None:
-        """`at_end` is called in the thread, too, once everything else has been consumed."""
+        """`at_end` is also called in the thread, after everything else has been consumed."""
         self.name = name
         self.num_dropped = 0
         self._consume = consume
@@ -61,25 +61,25 @@ class Outbox(Generic[Item]):
         self._closing = threading.Event()
         self._failed = False
         self.is_held = False
-        """While it is, nothing is consumed: for measuring one consumer beside another."""
+        """While True nothing is consumed, so that consumers can be measured separately."""
         self._thread = threading.Thread(target=self._run, name=f"drivetrain-{name}", daemon=True)
         self._thread.start()
 
     def put(self, item: Item) -> None:
-        """Hand an item over; drops it when the consumer is hopelessly behind."""
+        """Hand over an item; it is dropped if the consumer is too far behind."""
         if len(self._items) < self._capacity:
             self._items.append(item)
         else:
             self.num_dropped += 1
 
     def close(self) -> None:
-        """Consume what is left, for at most `PATIENCE_S`."""
+        """Consume the remaining items, for at most `PATIENCE_S`."""
         timeout_s = PATIENCE_S
         self._closing.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             warnings.warn(
-                f"{self.name}: still busy after {timeout_s:.0f} s; left behind", stacklevel=2
+                f"{self.name}: still busy after {timeout_s:.0f} s; giving up", stacklevel=2
             )
         if self.num_dropped:
             warnings.warn(
@@ -134,7 +134,7 @@ class Recorder:
         self._unreported: list[StepTimes] = []
 
     def _outbox(self, sink: Sink) -> Outbox[Scalars | Medium]:
-        def close() -> None:  # in the thread, too: a server that does not answer holds up nobody
+        def close() -> None:  # also in the thread: a server that does not respond blocks nothing
             sink.close(self._outcome)
 
         def write(batch: Sequence[Scalars | Medium]) -> None:
@@ -143,19 +143,19 @@ class Recorder:
                 sink.write(scalars)
             for each in batch:
                 if isinstance(each, Medium):
-                    sink.write_medium(each)  # type: ignore[attr-defined]  # only who has one
+                    sink.write_medium(each)  # type: ignore[attr-defined]  # only sinks that have one
 
         return Outbox(f"sink {sink.name}", write, every_s=sink.every_s, at_end=close)
 
     def step(self, times: StepTimes) -> None:
-        """Where a step's seconds went; its start read from `time.perf_counter()`."""
+        """Record the parts of a step; its start is a `time.perf_counter()` value."""
         if self._events is not None:
             self._events.put(("step", times))
         self._at_step = times.step
         self._unreported.append(times)
 
     def take_mean_times(self) -> dict[str, float]:
-        """Seconds per step since the last call, as scalars."""
+        """Return mean seconds per step since the last call, as scalars."""
         steps, self._unreported = self._unreported, []
         if not steps:
             return {}
@@ -164,13 +164,13 @@ class Recorder:
         return {"time/step_s": sum(means), **dict(zip(_SCALARS, means, strict=True))}
 
     def spans(self, step: int, *spans: Span) -> None:
-        """Things that took from one time to another, both read from `time.perf_counter()`."""
+        """Record spans; their start and end are `time.perf_counter()` values."""
         if self._events is not None:
             self._events.put(("spans", step, spans))
 
     @contextmanager
     def measure(self, name: str, step: int = 0) -> Iterator[None]:
-        """A span around a block; for what happens rarely."""
+        """Record a span around a block; meant for rare events."""
         start_s = time.perf_counter()
         try:
             yield
@@ -178,14 +178,14 @@ class Recorder:
             self.spans(step, (name, start_s, time.perf_counter()))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers that belong to a step."""
+        """Record scalars of a step and pass them to the sinks."""
         now_s = self._epoch_s + time.perf_counter()
         if self._events is not None:
             self._events.put(("scalars", step, now_s, as_json(values)))
         self._show(step, now_s, values)
 
     def medium(self, step: int, name: str, content: Any) -> bool:
-        """A text, or an image as rows of pixels; whether it is kept anywhere."""
+        """Record a text, or an image as rows of pixels; return whether anything stores it."""
         now_s = self._epoch_s + time.perf_counter()
         is_text = isinstance(content, str)
         if is_text and self._events is not None:
@@ -201,7 +201,7 @@ class Recorder:
         return is_text or bool(takers)
 
     def show(self, values: Mapping[str, float], step: int | None = None) -> None:
-        """Numbers for the sinks alone; without a step they belong to the present one."""
+        """Pass scalars to the sinks only; without a step they belong to the current one."""
         now_s = self._epoch_s + time.perf_counter()
         self._show(self._at_step if step is None else step, now_s, values)
 
@@ -214,18 +214,18 @@ class Recorder:
             self._events.put(("instant", name, self._epoch_s + time.perf_counter(), fields))
 
     def hold(self, *, is_held: bool) -> None:
-        """Stop or go on writing and showing; what comes in meanwhile is kept."""
+        """Pause or resume writing and showing; what arrives in the meantime is kept."""
         for outbox in (self._events, *self._outboxes):
             if outbox is not None:
                 outbox.is_held = is_held
 
     def watch_system(self, every_s: float | None) -> None:
-        """From now on show the sinks what this node is doing, if there is anything to look with."""
+        """Start passing system metrics to the sinks, if psutil is installed."""
         if every_s is not None and self._sinks and is_available():
             self._system = SystemWatch(every_s, self.show)
 
     def close(self) -> None:
-        """Write what is left and close the sinks."""
+        """Write the remaining events and close the sinks."""
         if self._system is not None:
             self._system.close()
         for outbox in self._outboxes:
@@ -277,7 +277,7 @@ class Recorder:
 
 
 def _end_line(path: Path) -> None:
-    """A process that was killed may have left half a line; the next one begins its own."""
+    """End an unfinished line that a killed process may have left."""
     try:
         with path.open("rb+") as file:
             if file.seek(0, 2) and (file.seek(-1, 2), file.read(1))[1] != b"\n":

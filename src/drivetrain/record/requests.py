@@ -1,4 +1,4 @@
-"""What is asked of the ranks of a run: a profile, or to end soon."""
+"""Requests to the ranks of a run: to record a profile, or to stop soon."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-# ProfileRequest: what `drivetrain profile` asks of the ranks, passed on in the environment.
+# ProfileRequest: sent by `drivetrain profile` to the ranks in an environment variable.
 
 PROFILE_VARIABLE = "DRIVETRAIN_PROFILE"
 
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """Which ranks and steps, and where the traces go."""
+    """Which ranks and steps to profile, and where to write the traces."""
 
     folder: str
     ranks: tuple[int, ...] = (0,)
-    """Empty: all of them."""
+    """The ranks to profile; empty for all."""
     first_step: int = 5
     last_step: int = 10
     py_spy: bool = False
 
     def wants(self, rank: int, step: int) -> bool:
-        """Steps count from 1."""
+        """Whether to profile this rank at this step; steps count from 1."""
         is_chosen = not self.ranks or rank in self.ranks
         return is_chosen and self.first_step <= step <= self.last_step
 
     def trace(self, rank: int) -> Path:
-        """The name that TensorBoard's plug-in and Perfetto take."""
+        """Return a rank's trace file, named as TensorBoard's plug-in and Perfetto expect."""
         return Path(self.folder) / f"rank-{rank:05d}.pt.trace.json.gz"
 
     def flame_graph(self, rank: int) -> Path:
-        """py-spy's picture."""
+        """Return the file of a rank's py-spy flame graph."""
         return Path(self.folder) / f"rank-{rank:05d}.svg"
 
     def environment(self) -> dict[str, str]:
         return {
             PROFILE_VARIABLE: json.dumps(asdict(self)),
-            "KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "5"),  # says it is starting
+            "KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "5"),  # no start-up message
         }
 
     @classmethod
@@ -53,35 +53,35 @@ class ProfileRequest:
         return cls(**{**plain, "ranks": tuple(plain["ranks"])})
 
 
-# StopRequest: somebody asks the run to end soon: a scheduler's signal, seconds before the kill.
+# StopRequest: a request to end the run soon, such as a scheduler's signal seconds before the kill.
 #
 # SIGTERM (Kubernetes, Slurm's preemption) and SIGUSR1 (Slurm's `--signal`) only set a flag; the
-# loop looks at it between steps. A second SIGTERM ends the process at once. `ask_to_stop` does the
-# same where a script runs in a thread and no signal reaches it (Ray).
+# loop checks it between steps. A second SIGTERM ends the process at once. `ask_to_stop` does the
+# same for a script that runs in a thread, which signals do not reach (Ray).
 
 _SAME_REQUEST_S = 5.0
-"""Schedulers signal every process of a job, and the supervisor passes it on as well."""
+"""Signals within this time are one request: both scheduler and supervisor send them."""
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _listening: list[StopRequest] = []
 
 
 def ask_to_stop(who: str) -> None:
-    """What a signal would do, from any thread of this process; `who` asks."""
+    """Request a stop from any thread of this process; `who` is the requester's name."""
     for request in _listening:
         request.received = request.received or who
 
 
 class StopRequest:
-    """Remembers the first request."""
+    """Listens for stop requests and remembers the first one."""
 
     def __init__(self) -> None:
         self.received: str | None = None
-        """The signal's name, or whoever asked."""
+        """The signal's name, or the name of the requester."""
         self._at_s = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
     def listen(self) -> None:
-        """From now on; to signals in the main thread only, as Python has it."""
+        """Start listening; signals are handled only in the main thread, as Python requires."""
         _listening.append(self)
         if threading.current_thread() is threading.main_thread():
             self._before = {each: signal.signal(each, self._note) for each in SIGNALS}

@@ -1,14 +1,14 @@
-"""The run directory: the one thing that desk, supervisor and worker share.
+"""The run directory: the only thing that client, supervisor and worker share.
 
 <run>/
-  run.yaml                  the resolved config; every value knows where it came from
-  attempts/<n>/             what each attempt saw, with its run.yaml
-  changes.jsonl             what was changed between attempts: refused, accepted or only said
+  run.yaml                  the resolved config, with the source of every value
+  attempts/<n>/             facts about each attempt, with its run.yaml
+  changes.jsonl             changes between attempts: refused, accepted or only reported
   events/<rank>.jsonl       spans, scalars and instants, append-only, one writer per file
   events/<rank>.steps       where each step's seconds went, 40 bytes a step
-  checkpoints/step-<k>-a<n>/  a checkpoint that attempt n made after step k; see checkpoint/
+  checkpoints/step-<k>-a<n>/  a checkpoint that attempt n saved after step k; see checkpoint/
   tensorboard/              scalars for TensorBoard
-  mlflow.json, wandb.json   which run of theirs this is, so that a restart goes on with it
+  mlflow.json, wandb.json   the tracker's run id, so that a restart continues the same run
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from drivetrain.core.bounded import parse_json, read_text, read_yaml
 from drivetrain.core.errors import DamagedRun, EnvironmentProblem, Problem
 from drivetrain.core.files import write_whole
 
-# Which names in a run's directory are numbers of ranks and attempts, and which values are sane.
+# Which names in a run directory are rank or attempt numbers, and which values are plausible.
 
 _RANK = re.compile(r"[0-9]{1,8}")
 _LAST_ATTEMPT = 2**16 - 2
-"""A record of a step has two bytes for it."""
+"""A step record has two bytes for the attempt's number."""
 LATEST_S = 1e11
-"""No moment of a run is later, in seconds since the epoch."""
+"""Upper limit for times, in seconds since the epoch."""
 LAST_STEP = 2**53
 
 
 def rank_of(name: str) -> int | None:
-    """The rank a file is named after; None for other names."""
+    """Return the rank a file is named after; None for other names."""
     return int(name) if _RANK.fullmatch(name) else None
 
 
 def attempt_of(name: str) -> int | None:
-    """The attempt a folder is named after; None for other names."""
+    """Return the attempt a directory is named after; None for other names."""
     number = rank_of(name)
     return number if number is not None and number < _LAST_ATTEMPT else None
 
@@ -52,18 +52,18 @@ def attempt_of(name: str) -> int | None:
 def check_numbers(
     where: str, facts: Mapping[str, Any], moments: Iterable[str], counts: Iterable[str]
 ) -> None:
-    """DamagedRun unless what should be a time or a count is one, or is not given."""
+    """Raise DamagedRun if a time or a count is present but invalid."""
     for name in moments:
         if facts.get(name) is not None and not is_within(facts[name], LATEST_S):
             raise DamagedRun(f"{where}: {name} is {_shown(facts[name])}, not a time")
     for name in counts:
         value = facts.get(name)
         if value is not None and not (is_within(value, LAST_STEP) and value == int(value)):
-            raise DamagedRun(f"{where}: {name} is {_shown(value)}, not a number of anything")
+            raise DamagedRun(f"{where}: {name} is {_shown(value)}, not a count")
 
 
 def is_within(value: Any, most: float) -> bool:
-    """A number from 0 to `most`."""
+    """Whether a value is a number from 0 to `most`."""
     return type(value) in (int, float) and math.isfinite(value) and 0 <= value <= most
 
 
@@ -74,13 +74,13 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Names every place inside a run; creates nothing until asked."""
+    """The paths inside a run; nothing is created implicitly."""
 
     path: Path
 
     @classmethod
     def create(cls, output_dir: Path, name: str | None) -> RunDirectory:
-        """A new directory; a name already taken gets a number rather than being written over."""
+        """Create a new directory; a number is appended if the name is taken."""
         wanted = name or time.strftime("%Y-%m-%d_%H-%M-%S")
         for attempt in range(1, 10_000):
             path = output_dir / (wanted if attempt == 1 else f"{wanted}-{attempt}")
@@ -91,11 +91,11 @@ class RunDirectory:
             except OSError as error:
                 raise cannot_write("output_dir", path, error) from error
             return cls(path.absolute())
-        raise FileExistsError(f"{output_dir / wanted}: ten thousand runs have this name")
+        raise FileExistsError(f"{output_dir / wanted}: this name is taken ten thousand times")
 
     @classmethod
     def at(cls, path: Path) -> RunDirectory:
-        """A directory that was settled before: made now, or there already and resumed."""
+        """Use a directory that was determined before: create it, or resume in it."""
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -114,7 +114,7 @@ class RunDirectory:
 
     @property
     def scalars(self) -> Path:
-        """The JSONL sink's file."""
+        """The file of the JSONL sink."""
         return self.path / "scalars.jsonl"
 
     @property
@@ -122,31 +122,31 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def events(self, rank: int) -> Path:
-        """The event file that rank, and only it, appends to."""
+        """Return a rank's event file; only that rank appends to it."""
         return self.path / "events" / f"{rank:05d}.jsonl"
 
     def attempt(self, number: int) -> Path:
-        """What one attempt saw."""
+        """Return the directory of one attempt."""
         return self.path / "attempts" / f"{number:04d}"
 
     def next_attempt(self) -> int:
-        """The lowest number no attempt has had."""
+        """Return the number for the next attempt."""
         return max((attempt.number for attempt in self.attempts()), default=0) + 1
 
     def begin_attempt(self, number: int, facts: Mapping[str, Any]) -> None:
-        """Write down what a new attempt starts with."""
+        """Record how a new attempt starts."""
         _write_json(self.attempt(number) / "start.json", facts)
 
     def end_attempt(self, number: int, facts: Mapping[str, Any]) -> None:
-        """Write down how it ended; the supervisor's task, since a worker may not live to do it."""
+        """Record how it ended; done by the supervisor, since the worker may be dead."""
         _write_json(self.attempt(number) / "end.json", facts)
 
     def close_attempt(self, number: int, facts: Mapping[str, Any]) -> None:
-        """Write down that the command which led it is over, too."""
+        """Record that the command that ran it has ended, too."""
         _write_json(self.attempt(number) / "closed.json", facts)
 
     def attempts(self) -> list[AttemptRecord]:
-        """Every attempt so far, in order."""
+        """Return all attempts so far, in order."""
         found = []
         for path in sorted((self.path / "attempts").glob("[0-9]*")):
             number = attempt_of(path.name)
@@ -157,7 +157,7 @@ class RunDirectory:
         return found
 
     def failures(self) -> tuple[float, float]:
-        """(how often the run has failed, seconds it has been at work): what `auto` goes by."""
+        """Return the number of failures and the seconds of work, which `auto` is based on."""
         attempts = self.attempts()
         failed = [a for a in attempts[:-1] if a.end.get("kind") not in ("preempted", "finished")]
         now = {"host": socket.gethostname(), "started_s": time.time()}
@@ -166,7 +166,7 @@ class RunDirectory:
         return float(len(failed)), sum(seconds)
 
     def config(self) -> dict[str, Any]:
-        """What run.yaml says; empty before it is written."""
+        """Return the config in run.yaml; empty before it is written."""
         try:
             document = read_yaml(self.run_yaml) or {}
         except OSError:
@@ -175,13 +175,13 @@ class RunDirectory:
         return config if isinstance(config, dict) else {}
 
     def write_run_yaml(self, text: str, attempt: int | None = None) -> None:
-        """Whole, or not at all. An attempt's own copy stays when a later one has another config."""
+        """Write it atomically. The attempt's own copy stays if a later one has another config."""
         write_whole(self.run_yaml, text, sync=True)
         if attempt is not None:
             write_whole(self.attempt(attempt) / "run.yaml", text)
 
     def note_changes(self, checkpoint: str, changes: Iterable[Mapping[str, Any]]) -> None:
-        """What was not as it was when a checkpoint was saved, and what was done about it."""
+        """Record what differs from when a checkpoint was saved, and how it was handled."""
         lines = [
             json.dumps({"time_s": time.time(), "checkpoint": checkpoint, **change}, default=str)
             for change in changes
@@ -192,16 +192,16 @@ class RunDirectory:
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """One attempt, as it was written down."""
+    """One attempt, as recorded."""
 
     number: int
     start: Mapping[str, Any]
     end: Mapping[str, Any]
-    """Empty while it lives, and when nobody was left to say."""
+    """Empty while it is alive, or if no process was left to write it."""
 
 
 def micro_batch_so_far(path: Path | None) -> int | None:
-    """What earlier attempts cut their batches into: another size would be other numbers."""
+    """Return the micro-batch size of earlier attempts: a different size changes the numbers."""
     if path is None or not (path / "run.yaml").is_file():
         return None
     size = RunDirectory(path).config().get("micro_batch_size")
@@ -212,7 +212,7 @@ _ENDS = ("start", "end")
 
 
 def _lasted_s(attempt: AttemptRecord, following: Mapping[str, Any]) -> float:
-    """Up to the one after it, or to its end, whichever was timed by the same host's clock."""
+    """Return the seconds to the next attempt or its end, whichever has the same host's clock."""
     began_s, host = attempt.start.get("started_s"), attempt.start.get("host")
     ends = {following.get("host"): following.get("started_s")}
     ends |= {attempt.end.get("host"): attempt.end.get("time_s")} if host not in ends else {}
@@ -221,7 +221,7 @@ def _lasted_s(attempt: AttemptRecord, following: Mapping[str, Any]) -> float:
 
 
 def cannot_write(where: str, path: Path, error: OSError | None = None) -> EnvironmentProblem:
-    """A mistake, not bad luck: nobody should try it again."""
+    """Build an error for a user's mistake, which must not be retried."""
     reason = "not writable" if error is None else error.strerror or str(error)
     remedy = "give a folder you may write to"
     return EnvironmentProblem([Problem(where, reason, remedy, str(path))])

@@ -1,8 +1,8 @@
 """Session: what the processes of one node share with the supervisor that started them.
 
-A folder of the node, named by an environment variable; without it a process runs on its own and
-nothing here does anything. A rank writes one small page: the step it has finished and what it is
-doing. The supervisor reads it; nobody waits for anybody.
+It is a local directory, named by an environment variable; without it a process runs on its own and
+nothing here has an effect. Each rank writes one small page: the step it has finished and what it is
+doing. The supervisor reads the pages; neither side waits for the other.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from drivetrain.core.files import write_whole
 SESSION = "DRIVETRAIN_SESSION"
 RUN_DIR = "DRIVETRAIN_RUN_DIR"
 ACCEPT_CHANGE = "DRIVETRAIN_ACCEPT_CHANGE"
-"""Terms of a run's contract that may differ from its checkpoint's, separated by commas."""
+"""Settings that may differ from the checkpoint's, separated by commas."""
 NODE_SESSION = "DRIVETRAIN_NODE_SESSION"
-"""From the guardian to its supervisor: a session that outlives the supervisor."""
+"""Set by the guardian for its supervisor: a session that outlives the supervisor."""
 COMMAND_S = "DRIVETRAIN_COMMAND_S"
-"""When the command began that this process belongs to."""
+"""When the command of this process began."""
 LAUNCHED_S = "DRIVETRAIN_LAUNCHED_S"
 """When the supervisor started the ranks of this attempt."""
 TRAINS = "trains"
 _PAGE = struct.Struct("<qqqqqq")
 """step, phase, process id, time in ns, the slowest recent step in ns, whether it compiles"""
 _FADING = 0.99
-"""By each step: one slow step is forgotten after some hundreds."""
+"""Decay per step: a slow step is forgotten after a few hundred steps."""
 
 
 class Phase(IntEnum):
@@ -48,7 +48,7 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True)
 class RankProgress:
-    """What one rank last wrote."""
+    """What one rank wrote last."""
 
     step: int
     phase: Phase
@@ -56,13 +56,13 @@ class RankProgress:
     at_s: float
     """On the node's monotonic clock."""
     slowest_step_s: float = 0.0
-    """Of its recent ones, by the rank's own clock; 0 before it has taken a whole step."""
+    """Its slowest recent step by its own clock; 0 before it has completed one."""
     is_compiling: bool = False
-    """Whatever its phase: any of them may have to wait for torch.compile."""
+    """Independent of the phase: any of them may have to wait for torch.compile."""
 
 
 class ProgressPage:
-    """A rank's page in memory that survives it; writing it takes well under a microsecond."""
+    """A rank's memory-mapped page, which survives it; a write takes well under a microsecond."""
 
     def __init__(self, path: Path | None) -> None:
         self._pid = os.getpid()
@@ -78,12 +78,12 @@ class ProgressPage:
 
     @classmethod
     def of_this_rank(cls, local_rank: int) -> Self:
-        """The page the supervisor watches, or one that nobody does."""
+        """Return the page that the supervisor reads, or a dummy without a supervisor."""
         session = os.environ.get(SESSION)
         return cls(None if session is None else page_path(Path(session), local_rank))
 
     def note(self, phase: Phase, step: int | None = None) -> None:
-        """Say what this rank does now, and after which step."""
+        """Write what this rank is doing, and after which step."""
         now_ns = time.monotonic_ns()
         if step is not None:
             num_steps = step - self._step
@@ -95,14 +95,14 @@ class ProgressPage:
         self._write(now_ns)
 
     def compiling(self, *, now: bool) -> None:
-        """Say that torch compiles, or that it is done; what it took is not the step's own time."""
+        """Write whether torch is compiling, which does not count as the step's own time."""
         self._is_compiling = now
         self._write(time.monotonic_ns())
 
     def _write(self, now_ns: int) -> None:
         self._at_ns = now_ns
         if self._map is not None:
-            # one assignment: pack_into() would clear the page first, and a reader would see that
+            # one assignment: pack_into() would clear the page first, visibly for the reader
             self._map[:] = _PAGE.pack(
                 self._step, self._phase, self._pid, now_ns, self._slowest_ns, self._is_compiling
             )
@@ -114,17 +114,17 @@ class ProgressPage:
 
 
 def page_path(session: Path, local_rank: int) -> Path:
-    """Where a rank's page lies."""
+    """Return the path of a rank's page."""
     return session / f"progress-{local_rank}"
 
 
 def read_progress(session: Path, local_rank: int) -> RankProgress | None:
-    """What a rank last wrote; None before it wrote anything."""
+    """Return what a rank wrote last; None before it has written anything."""
     try:
         descriptor = os.open(page_path(session, local_rank), os.O_RDONLY)
     except OSError:
         return None
-    try:  # ten times a second for every rank: a file object would take as long as all the rest
+    try:  # called ten times a second per rank: a file object would double the cost
         data = os.pread(descriptor, _PAGE.size, 0)
         while data != (again := os.pread(descriptor, _PAGE.size, 0)):  # it was being written
             data = again
@@ -142,10 +142,10 @@ _opened = 0
 
 
 def next_run_directory() -> tuple[Path | None, int]:
-    """Where the run that is about to open lives, if that is settled; and its number in the script.
+    """Return the directory of the run about to open, if determined, and its number in the script.
 
-    A script may train more than once: its first run is in the directory that was asked for, the
-    next ones beside it.
+    A script may train more than once: its first run uses the requested directory, the next ones
+    use directories beside it.
     """
     global _opened
     number, _opened = _opened, _opened + 1
@@ -153,9 +153,9 @@ def next_run_directory() -> tuple[Path | None, int]:
 
 
 def beginnings() -> dict[str, float]:
-    """When the command began, and when this attempt's processes were started.
+    """Return when the command began, and when this attempt's processes were started.
 
-    A run that is not the script's first began with its own fit(); so did one in a notebook.
+    A run that is not the script's first, or is in a notebook, began with its own fit().
     """
     now_s = time.time()
     if _opened > 1 or hasattr(sys, "ps1") or "ipykernel" in sys.modules:
@@ -168,7 +168,7 @@ def beginnings() -> dict[str, float]:
 
 
 def process_began_s() -> float:
-    """When this process was started; now, where the system does not say."""
+    """Return when this process was started, or now if the system does not tell."""
     try:
         after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         began_ticks, uptime_s = int(after_name[19]), Path("/proc/uptime").read_text().split()[0]
@@ -179,12 +179,12 @@ def process_began_s() -> float:
 
 
 def earlier_directory() -> Path | None:
-    """The same without opening it: where the next run would go on."""
+    """Return the directory where the next run would resume, without opening it."""
     return settled_directory(_opened)
 
 
 def settled_directory(number: int) -> Path | None:
-    """The directory of the script's n-th run, by --run-dir or from an earlier attempt."""
+    """Return the directory of the script's n-th run, from --run-dir or an earlier attempt."""
     given = os.environ.get(RUN_DIR)
     if given:
         return Path(given if number == 0 else f"{given}-{number + 1}")
@@ -205,14 +205,14 @@ def mark_training() -> None:
 
 
 def remember_attempt(number: int) -> None:
-    """For the supervisor, which writes down how the attempt ends."""
+    """Tell the supervisor the attempt's number, so that it can record how it ends."""
     session = os.environ.get(SESSION)
     if session is not None:
         (Path(session) / "attempt").write_text(str(number))
 
 
 def remember_directory(number: int, path: Path) -> None:
-    """For the next attempt, and for the supervisor."""
+    """Store a run's directory for the next attempt and for the supervisor."""
     session = os.environ.get(SESSION)
     if session is not None:
         write_whole(Path(session) / f"run-{number}", str(path))

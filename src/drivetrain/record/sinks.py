@@ -1,6 +1,6 @@
-"""Where scalars are shown.
+"""Sinks: where scalars are shown or stored.
 
-Which there are, `SINKS` says (`config/schema.py`); to add one: docs/extending.md.
+`SINKS` in `config/schema.py` lists them; docs/extending.md explains how to add one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Scalars = tuple[int, float, dict[str, float]]
 
 
 class Medium(NamedTuple):
-    """A text, or an image as an array of bytes in rows, columns and colours."""
+    """A text, or an image as a byte array of rows × columns × colours."""
 
     step: int
     time_s: float
@@ -38,7 +38,7 @@ class Medium(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """For stores of files: one for each name and step."""
+        """A file name that is unique for each name and step."""
         return f"{self.name}/{self.step}.{'txt' if self.is_text else 'png'}"
 
 
@@ -46,39 +46,39 @@ Outcome = Literal["finished", "failed", "preempted"]
 
 
 class Sink(Protocol):
-    """Takes scalars in a thread of its own. It may be slow and it may fail: the run goes on.
+    """Receives scalars in its own thread. It may be slow and may fail; the run continues.
 
-    Rank 0 has one; a class with `per_node = True` has one on every node. One that can show texts or
-    images has a `write_medium(medium)`, too, and says which in `media`: "text", "image".
+    Only rank 0 has one, or every node if the class has `per_node = True`. One for texts or images
+    also has `write_medium(medium)` and lists what it accepts in `media`: "text", "image".
     """
 
     name: str
     every_s: float
-    """How often it is given what has come in: a costly one less often, in larger batches."""
+    """How often it receives a batch: an expensive sink gets fewer, larger batches."""
 
     def write(self, batch: Sequence[Scalars]) -> None:
         """Show or store a batch, oldest first."""
         ...
 
     def close(self, outcome: Outcome) -> None:
-        """Let go of files and connections; told how the attempt ended."""
+        """Release files and connections; `outcome` is how the attempt ended."""
         ...
 
 
 def as_json(values: Mapping[str, float]) -> dict[str, float | str]:
-    """JSON has no word for NaN and infinity; they are written as strings, not hidden."""
+    """Convert NaN and infinity, which JSON lacks, to strings."""
     return {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
 
 
 def choose_sinks() -> tuple[tuple[str, ...], str]:
-    """The sinks when the user left them open, and why."""
+    """Return the default sinks, and the reason for them."""
     if importlib.util.find_spec("tensorboard") is not None:
         return ("tensorboard",), "tensorboard is installed"
     return (), "tensorboard is not installed (pip install 'drivetrain[tensorboard]')"
 
 
 def make_sink(name: str, directory: RunDirectory) -> Sink:
-    """The sink of that name, writing into a run's directory."""
+    """Create the sink of that name for a run directory."""
     from drivetrain.config.schema import SINKS  # readers of runs need no config
 
     sink: Sink = SINKS.load(name)(directory)
@@ -86,13 +86,13 @@ def make_sink(name: str, directory: RunDirectory) -> Sink:
 
 
 def is_per_node(name: str) -> bool:
-    """Whether every node has a sink of that name."""
+    """Whether every node gets a sink of that name."""
     from drivetrain.config.schema import SINKS
 
     return bool(getattr(SINKS.load(name), "per_node", False))
 
 
-# Sinks that write files into the run's directory: JSON lines, and TensorBoard's.
+# Sinks that write files into the run directory: JSON lines, and TensorBoard's.
 
 # Scalars as one JSON object per line: `scalars.jsonl`, for scripts and notebooks.
 
@@ -121,7 +121,7 @@ class JsonlSink:
         self._file.close()
 
 
-# Scalars for TensorBoard, by torch's own writer.
+# Scalars for TensorBoard, through torch's writer.
 
 
 class TensorBoardSink:
@@ -136,13 +136,13 @@ class TensorBoardSink:
 
         attempts = directory.attempts()
         resumed_step = int(attempts[-1].start.get("resumed_step") or 0) if attempts else 0
-        # what an earlier attempt has shown of steps that are now done again is dropped
+        # drop an earlier attempt's scalars of steps that will be repeated
         purge = resumed_step + 1 if resumed_step else None
         self._writer = SummaryWriter(str(directory.tensorboard), purge_step=purge)
         self._events: Any = self._writer.file_writer
 
     def write(self, batch: Sequence[Scalars]) -> None:
-        """One event per step, where `add_scalar` would make one per value."""
+        """Write one event per step; `add_scalar` would write one per value."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         for step, time_s, values in batch:
@@ -166,16 +166,16 @@ class TensorBoardSink:
 
 # The newest scalars at an endpoint that Prometheus scrapes, one per node.
 #
-# `train/loss` is `drivetrain_train_loss`, labelled with the run and the host. Where the endpoint is
-# stands in `prometheus/<run>-<host>.json` beside the run's directory, in the format of Prometheus'
-# file_sd_configs, so that a server that reads this folder finds every node of every run by itself.
+# `train/loss` is `drivetrain_train_loss`, labelled with run and host. The endpoint's address
+# is in `prometheus/<run>-<host>.json` beside the run directory, in the format of Prometheus'
+# file_sd_configs, so that a server that reads this directory discovers every node of every run.
 
 _GPU = re.compile(r"/gpu_(\d+)_")
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
 
 
 class PrometheusSink:
-    """An HTTP server in a thread of prometheus_client's own."""
+    """An HTTP server in a thread of prometheus_client."""
 
     name = "prometheus"
     per_node = True
@@ -198,7 +198,7 @@ class PrometheusSink:
         write_whole(self._note, json.dumps([target]) + "\n")
 
     def write(self, batch: Sequence[Scalars]) -> None:
-        """Only the newest value of each counts."""
+        """Set each gauge to its newest value."""
         for step, time_s, values in batch:
             self._set("train/step", step)
             self._set("last_report_timestamp_seconds", time_s)
@@ -206,14 +206,14 @@ class PrometheusSink:
                 self._set(name, value)
 
     def close(self, outcome: Outcome) -> None:  # noqa: ARG002
-        """Answer no more; a target that is gone is how Prometheus sees the end of a run."""
+        """Stop the server; Prometheus sees the end of a run by the missing target."""
         self._note.unlink(missing_ok=True)
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(5)
 
     def _listen(self, host: str, port: int) -> tuple[Any, Any]:
-        """At this port, or at any other when another run has it."""
+        """Listen at this port, or at any free one if it is in use."""
         for candidate in (port, 0):
             try:
                 server, thread = self._client.start_http_server(
@@ -238,7 +238,7 @@ class PrometheusSink:
 
 
 def metric_name(name: str) -> tuple[str, dict[str, str]]:
-    """train/loss → drivetrain_train_loss; which GPU it is about becomes a label."""
+    """Convert train/loss to drivetrain_train_loss; a GPU's index becomes a label."""
     gpu = _GPU.search(name)
     labels = {} if gpu is None else {"gpu": gpu[1]}
     return f"drivetrain_{_NOT_IN_A_NAME.sub('_', _GPU.sub('/gpu_', name))}", labels
@@ -246,15 +246,15 @@ def metric_name(name: str) -> tuple[str, dict[str, str]]:
 
 # Sinks for experiment trackers: MLflow, and Weights & Biases.
 
-# Scalars, parameters and files for MLflow: one MLflow run for a run, however often it restarts.
+# Scalars, parameters and files for MLflow: one MLflow run per run, over all its restarts.
 
 _MOST_METRICS, _MOST_PARAMETERS = 1000, 100
-"""What one call takes, by MLflow's own limits."""
+"""MLflow's limits for one call."""
 _LONGEST = 500
 
 
 class MLflowSink:
-    """Opened by its first batch, in the sink's thread: importing MLflow alone takes seconds."""
+    """Opened by the first batch, in the sink's thread, since importing MLflow takes seconds."""
 
     name = "mlflow"
     every_s = 10.0
@@ -267,7 +267,7 @@ class MLflowSink:
         self._run_id = ""
 
     def write(self, batch: Sequence[Scalars]) -> None:
-        """Log everything; MLflow has no word for infinity, so it is left to the event files."""
+        """Log finite values; MLflow has no infinity or NaN, which only the event files have."""
         from mlflow.entities import Metric
 
         client = self._open()
@@ -288,13 +288,13 @@ class MLflowSink:
         store(self._run_id, medium.content, medium.file_name)
 
     def close(self, outcome: Outcome) -> None:
-        """Leave the attempts' own accounts there, and say how it ended."""
+        """Upload the attempts' records, and set how the run ended."""
         client = self._open()
         attempts = self._directory.path / "attempts"
         if attempts.is_dir():
             client.log_artifacts(self._run_id, str(attempts), "attempts")
         words = {"finished": "FINISHED", "failed": "FAILED", "preempted": "KILLED"}
-        if not self._settings.get("run_id"):  # whoever has opened it ends it
+        if not self._settings.get("run_id"):  # a run opened elsewhere is ended there
             client.set_terminated(self._run_id, words[outcome])
 
     def _open(self) -> Any:
@@ -304,7 +304,7 @@ class MLflowSink:
 
         from mlflow import MlflowClient
 
-        for chatty in ("mlflow", "alembic"):  # a new store is not news to somebody who trains
+        for chatty in ("mlflow", "alembic"):  # hide messages about a new store
             logging.getLogger(chatty).setLevel(logging.WARNING)
         client = MlflowClient(tracking_uri=self._address())
         self._run_id = self._settings.get("run_id") or self._run(client)
@@ -318,14 +318,14 @@ class MLflowSink:
         return (self._directory.config().get("record") or {}).get("mlflow") or {}
 
     def _address(self) -> str | None:
-        """None: where this process has MLflow already, by its variable or its script."""
+        """Return the tracking address; None to use what the environment or the script set."""
         given: str | None = self._settings.get("tracking_uri")
         if given or self._settings.get("run_id") or os.environ.get("MLFLOW_TRACKING_URI"):
             return given
         return f"sqlite:///{self._directory.path.parent / 'mlflow.db'}"
 
     def _run(self, client: Any) -> str:
-        """The one an earlier attempt has opened, or a new one."""
+        """Return the MLflow run of an earlier attempt, or create one."""
         experiment = str(self._settings.get("experiment") or "drivetrain")
         note = self._directory.path / "mlflow.json"
         if note.is_file():
@@ -352,7 +352,7 @@ class MLflowSink:
 
 
 def _log_parameters(client: Any, run_id: str, config: Mapping[str, Any]) -> None:
-    """Once: MLflow refuses to change one, and a restart may have other automatic choices."""
+    """Log new parameters only: MLflow refuses changes, and automatic choices may differ."""
     from mlflow.entities import Param
 
     known = client.get_run(run_id).data.params
@@ -366,7 +366,7 @@ def _log_parameters(client: Any, run_id: str, config: Mapping[str, Any]) -> None
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested keys as on the command line: path.to.key."""
+    """Yield nested keys as on the command line: path.to.key."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")
@@ -374,11 +374,11 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-# Scalars and config for Weights & Biases; offline unless asked otherwise.
+# Scalars and config for Weights & Biases; offline unless configured otherwise.
 
 
 class WandbSink:
-    """Opened by its first batch, in the sink's thread. Restarts go on with the same W&B run."""
+    """Opened by the first batch, in the sink's thread. Restarts continue the same W&B run."""
 
     name = "wandb"
     every_s = 5.0
@@ -390,7 +390,7 @@ class WandbSink:
         self._run: Any = None
 
     def write(self, batch: Sequence[Scalars]) -> None:
-        """By the run's own steps: W&B's count would have to rise, and a restart goes back."""
+        """Log `step` as a value: W&B's own step must increase, but a restart goes back."""
         run = self._open()
         for step, _, values in batch:
             run.log({**values, "step": step})

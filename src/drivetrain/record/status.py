@@ -1,4 +1,4 @@
-"""Status: what one wants to know of a run at a glance. From its directory alone."""
+"""Status: an overview of a run, from its directory alone."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from drivetrain.record.ledger import Ledger, ledger_of
 from drivetrain.record.reading import PastAttempt, RunReading, Series
 
 QUIET_S = 60.0
-"""A run that has written nothing for longer may be gone: nobody may be left to say so."""
+"""A run that has written nothing for longer may be gone, with no process left to record it."""
 
 
 @dataclass(frozen=True)
 class Money:
-    """What the devices cost while the run had them."""
+    """What the devices cost while the run held them."""
 
     spent: float
     productive: float
-    """The part of it that went into productive seconds."""
+    """The part spent on productive seconds."""
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One run."""
+    """The status of one run."""
 
     name: str
     state: str
@@ -42,16 +42,16 @@ class RunStatus:
     ledger: Ledger
     money: Money | None
     device_s: float = 0.0
-    """Seconds that an attempt had its devices, times the devices."""
+    """Device-seconds: seconds that an attempt held its devices, times the devices."""
 
     @property
     def last_sign_s(self) -> float:
-        """When it was last heard of, in seconds since the epoch."""
+        """When it last wrote anything, in seconds since the epoch."""
         return self.ledger.end_s
 
 
 def status_of(run: RunReading, now_s: float) -> RunStatus:
-    """Where a run stands. Reads rank 0's events and a sample of the ranks' steps."""
+    """Return a run's status, from rank 0's events and a sample of the ranks' steps."""
     attempts = run.attempts()
     last = attempts[-1] if attempts else None
     scalars, ledger = run.scalars() if run.ranks else {}, ledger_of(run)
@@ -96,7 +96,7 @@ def _state(run: RunReading, last: PastAttempt | None, ledger: Ledger, now_s: flo
 
 
 def _stopped(run: RunReading) -> str:
-    """Why a run ended before its last step."""
+    """Return why a run stopped before its last step; empty if it did not."""
     events = run.tail(run.ranks[0], 3) if run.ranks else []
     why = [event.values.get("stopped") for event in events if event.name == "run_end"]
     return f"stopped: {why[-1]}" if why and why[-1] else ""
@@ -104,7 +104,7 @@ def _stopped(run: RunReading) -> str:
 
 @dataclass(frozen=True)
 class _DeviceSeconds:
-    """Seconds that attempts had their devices, times the devices."""
+    """Seconds that attempts held their devices, times the devices."""
 
     had: float
     productive: float
@@ -114,12 +114,12 @@ class _DeviceSeconds:
 
 
 def _device_seconds(attempts: tuple[PastAttempt, ...], ledger: Ledger) -> _DeviceSeconds:
-    """Devices count while an attempt has them, not while nobody runs it."""
+    """Sum device-seconds; idle and preempted time does not count."""
     sizes = {attempt.number: attempt.world_size for attempt in attempts}
     had = productive = 0.0
     size = next(iter(sizes.values()), 0)
     for segment in ledger.segments:
-        size = sizes.get(segment.attempt, size)  # between attempts: what the one before had
+        size = sizes.get(segment.attempt, size)  # between attempts: the previous one's
         unpaid = {"idle", "preempted"}
         had += size * sum(s for name, s in segment.seconds.items() if name not in unpaid)
         productive += size * segment.seconds.get("productive", 0.0)

@@ -1,9 +1,9 @@
-"""Where the seconds of each step went: one record of 40 bytes per step, one file per rank.
+"""Step files: where the seconds of each step went, 40 bytes per step, one file per rank.
 
-`events/<rank>.steps` is a header of 512 bytes (one line of JSON, filled up with spaces) that names
-the fields and their types, and after it the records, appended in the order in which the steps were
-taken. A step that was done again after a failure is there twice. 10,000 steps are 400 kB, and a
-reader takes them in with one call and no parsing.
+`events/<rank>.steps` starts with a header of 512 bytes (one line of JSON, padded with spaces) that
+names the fields and their types. The records follow in the order in which the steps were taken. A
+step that was repeated after a failure appears twice. 10,000 steps take 400 kB, and a reader loads
+them with one call and no parsing.
 """
 
 from __future__ import annotations
@@ -36,39 +36,39 @@ FIELDS = (
     ("other_s", "<f4"),
 )
 SECONDS = tuple(name for name, _ in FIELDS[4:])
-"""They follow each other: a step begins at `start_s` and takes the sum of them."""
+"""Consecutive parts: a step begins at `start_s` and takes the sum of them."""
 COMPILES = 1
-"""Flag: torch.compile worked in this step."""
+"""Flag: torch.compile was active in this step."""
 HOST_TIMED = 2
-"""Flag: timed by the host's clock while a device worked on its own; only whole stretches of steps
-are true, not how long one took or what it spent its time on."""
+"""Flag: timed by the host's clock while a device ran asynchronously. Totals over many steps are
+right, but not the time of one step or of its parts."""
 _KINDS = frozenset({"<u1", "<u2", "<u4", "<u8", "<i4", "<i8", "<f4", "<f8"})
 _RECORD = struct.Struct("<IHHd6f")
 
 
 class StepTimes(NamedTuple):
-    """One step of one rank. Seconds are this rank's own, by its own clock."""
+    """One step of one rank, timed by the rank's own clock."""
 
     step: int
-    """Steps done after it: the first is 1."""
+    """The step's number; the first is 1."""
     start_s: float
     data_wait_s: float
-    """For batches that were not there yet."""
+    """Waiting for batches that were not ready."""
     compute_s: float
-    """Forward and backward: all this rank did itself before it had to wait for others."""
+    """Forward and backward: the rank's own work before it has to wait for others."""
     communication_s: float
-    """Waiting in collectives, with nothing of its own left to do."""
+    """Waiting in collectives, without overlapping work."""
     optimizer_s: float
     """Clipping, the optimizer, and hooks around it."""
     checkpoint_s: float
-    """The step waited for a save."""
+    """Waiting for a checkpoint to be saved."""
     other_s: float
-    """Logging, evaluation, hooks, and agreeing with the other ranks."""
+    """Logging, evaluation, hooks, and control messages between ranks."""
     flags: int = 0
 
 
 class StepWriter:
-    """Appends to one rank's file; what a killed process left half-written is cut off."""
+    """Appends to one rank's file; a half-written record of a killed process is cut off."""
 
     def __init__(self, path: Path, attempt: int, epoch_s: float = 0.0) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ class StepWriter:
             self._file.truncate(size - (size - HEADER_BYTES) % _RECORD.size)
 
     def write(self, steps: Sequence[StepTimes]) -> None:
-        """All of them in one call to the system."""
+        """Write all records with one system call."""
         attempt, epoch_s = self._attempt, self._epoch_s
         records = [
             _RECORD.pack(number, attempt, flags, epoch_s + start_s, *seconds)
@@ -95,13 +95,13 @@ class StepWriter:
 
 
 def header() -> bytes:
-    """What the file begins with."""
+    """Return the file's header."""
     document = {"format": "drivetrain steps", "version": 1, "fields": FIELDS}
     return json.dumps(document).encode().ljust(HEADER_BYTES - 1) + b"\n"
 
 
 def parse_steps(data: bytes) -> NDArray[Any]:
-    """The records in a file's bytes; a half-written last one is left out. Read-only."""
+    """Parse a file's bytes; a half-written last record is left out. The result is read-only."""
     import numpy as np
 
     if len(data) < HEADER_BYTES:
@@ -110,7 +110,7 @@ def parse_steps(data: bytes) -> NDArray[Any]:
 
 
 def records_in(data: bytes, dtype: np.dtype[Any], start: int = 0) -> NDArray[Any]:
-    """Whole records in a piece of a file."""
+    """Return the complete records in a piece of a file."""
     import numpy as np
 
     num_records = (len(data) - start) // dtype.itemsize
@@ -118,20 +118,20 @@ def records_in(data: bytes, dtype: np.dtype[Any], start: int = 0) -> NDArray[Any
 
 
 def fields_of(first_bytes: bytes) -> np.dtype[Any]:
-    """The record's type, as the file itself states it."""
+    """Return the record's type, as stated in the file's header."""
     import numpy as np
 
     fields = [(str(name), str(kind)) for name, kind in parse_json(first_bytes)["fields"]]
     kinds = dict(fields)
     if not {"step", "start_s"} <= set(kinds):
-        raise ValueError("its header lacks fields that every record has")
+        raise ValueError("its header lacks required fields")
     if not set(kinds.values()) <= _KINDS:
-        raise ValueError("its header has fields of other kinds than numbers")
+        raise ValueError("its header has fields that are not numeric")
     return np.dtype(fields)
 
 
 def checked(table: NDArray[Any]) -> NDArray[Any]:
-    """The records, if times are times; ValueError otherwise."""
+    """Return the records; raise ValueError if they contain invalid times."""
     import numpy as np
 
     if not len(table):
@@ -143,5 +143,5 @@ def checked(table: NDArray[Any]) -> NDArray[Any]:
             np.isfinite(table[name].sum()) for name in SECONDS if name in (table.dtype.names or ())
         )
     if not is_good:
-        raise ValueError("a step has no beginning or no duration")
+        raise ValueError("a step has an invalid start time or duration")
     return table

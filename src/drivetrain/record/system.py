@@ -1,4 +1,4 @@
-"""What a node's processors, memory, network and GPUs are doing, under MLflow's names for it.
+"""System metrics of a node (CPUs, memory, network and GPUs), under MLflow's names.
 
     system/cpu_utilization_percentage          system/network_receive_megabytes_per_sec
     system/system_memory_usage_percentage      system/network_transmit_megabytes_per_sec
@@ -7,8 +7,8 @@
     system/gpu_0_memory_usage_megabytes        system/gpu_0_power_usage_watts
     system/gpu_0_temperature_celsius           system/gpu_0_ecc_errors
 
-By psutil and nvidia-ml-py; what is not installed or not there is left out. The GPU's part is
-written to NVML's documented interface and has not been run on one.
+Read with psutil and nvidia-ml-py; what is not installed or does not exist is left out. The GPU part
+follows NVML's documented interface and has not been run on a GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MEGA = 1e6
 
 
 class SystemWatch:
-    """A thread that looks each so many seconds and hands over what it saw."""
+    """A thread that reads the metrics periodically and passes them on."""
 
     def __init__(self, every_s: float, show: Callable[[Mapping[str, float]], None]) -> None:
         self._every_s, self._show = every_s, show
@@ -47,7 +47,7 @@ class SystemWatch:
 
 
 def is_available() -> bool:
-    """Whether there is anything to look with."""
+    """Whether psutil, which reads the metrics, is installed."""
     return importlib.util.find_spec("psutil") is not None
 
 
@@ -56,12 +56,12 @@ class NodeUsage:
 
     def __init__(self) -> None:
         self._psutil: Any = importlib.import_module("psutil")
-        self._psutil.cpu_percent()  # the first answer is about nothing
+        self._psutil.cpu_percent()  # the first call has no interval to measure
         self._process = self._psutil.Process()
         self._traffic, self._at_s = self._psutil.net_io_counters(), time.monotonic()
 
     def look(self) -> dict[str, float]:
-        """What it was since the last look, and what it is."""
+        """Return current values, and rates since the last call."""
         memory = self._psutil.virtual_memory()
         before, then_s = self._traffic, self._at_s
         self._traffic, self._at_s = self._psutil.net_io_counters(), time.monotonic()
@@ -72,7 +72,7 @@ class NodeUsage:
             "system_memory_usage_megabytes": (memory.total - memory.available) / _MEGA,
             "process_memory_usage_megabytes": self._process.memory_info().rss / _MEGA,
         }
-        if before is not None and self._traffic is not None:  # a host may have no network
+        if before is not None and self._traffic is not None:  # a host may have no network interface
             received = self._traffic.bytes_recv - before.bytes_recv
             sent = self._traffic.bytes_sent - before.bytes_sent
             values["network_receive_megabytes_per_sec"] = received / past_s
@@ -81,7 +81,7 @@ class NodeUsage:
 
 
 class Gpus:
-    """NVIDIA's, by nvidia-ml-py; none when there is no driver."""
+    """NVIDIA GPUs, read with nvidia-ml-py; none without a driver."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -98,7 +98,7 @@ class Gpus:
         self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in count]
 
     def look(self) -> dict[str, float]:
-        """Every GPU of the node; what one does not support is left out."""
+        """Return the values of every GPU of the node; unsupported ones are left out."""
         values: dict[str, float] = {}
         for index, handle in enumerate(self._handles):
             for name, ask in self._questions(handle).items():

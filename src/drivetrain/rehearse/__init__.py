@@ -1,1 +1,1 @@
-"""The real script at any world size, on this machine, before a device is rented."""
+"""Rehearse the real script at any world size on this machine, before renting a device."""

@@ -1,4 +1,4 @@
-"""Imported once by the process that rehearsed ranks are forked from."""
+"""Imported once by the fork server, the process that rehearsed ranks are forked from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["drivetrain"]
 
 
 def take_a_fake_step() -> None:
-    """Torch loads much of itself at the first fake operator: once here, not in every rank."""
+    """Run a step with fake tensors, so that torch's lazy imports happen once, not in every rank."""
     torch.set_num_threads(1)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = nn.Sequential(nn.Embedding(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU())
@@ -26,7 +26,7 @@ def take_a_fake_step() -> None:
         torch.optim.SGD(model.parameters(), 0.1, momentum=0.9).step()
 
 
-# what the script imports at its top: each rank would spend seconds on it
+# the script's top-level imports, which would take seconds in each rank
 import_ahead([os.environ.get("DRIVETRAIN_REHEARSE_SCRIPT", "")])
 take_a_fake_step()
-gc.freeze()  # a collection in a rank must not copy the memory that all of them share
+gc.freeze()  # garbage collection in a rank must not copy the shared memory

@@ -1,8 +1,8 @@
 """The planner's prediction of what a rehearsal counts: memory and bytes of every stage.
 
-Two ways to the same figures. The planner traces one block of each kind and adds up; a rehearsal
-runs the whole step as the rank itself. Where they differ, one of them is wrong, or there is
-something (padding of shards, a short last slice) that only the rehearsal sees.
+These are two ways to compute the same figures. The planner traces one block of each kind and adds
+up; a rehearsal runs the whole step as the rank itself. If they differ, one of them is wrong, or
+there is something (padding of shards, a short last slice) that only the rehearsal sees.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ PEAK = "peak memory"
 
 @dataclass(frozen=True)
 class Prediction:
-    """Per pipeline stage."""
+    """What the planner predicts for each pipeline stage."""
 
     peak_bytes: tuple[float, ...]
     exchanged: tuple[dict[tuple[str, str], float], ...]
-    """By (collective, axes)."""
+    """Bytes by (collective, axes), per stage."""
 
 
 @dataclass(frozen=True)
 class PlanComparison:
-    """One figure, both ways."""
+    """One figure, as predicted and as counted."""
 
     rank: int
     kind: str
@@ -47,16 +47,16 @@ class PlanComparison:
 
     @property
     def error(self) -> float | None:
-        """Relative; None where nothing was counted."""
+        """The relative error; None if nothing was counted."""
         return self.predicted / self.counted - 1.0 if self.counted else None
 
 
 def predict_in_process(argv: tuple[str, ...], layout: Layout, connection: Connection) -> None:
-    """A process's whole life: the script up to `Trainer.fit`, then the planner."""
+    """A process's main function: run the script up to `Trainer.fit`, then the planner."""
     end_with_parent()
     try:
         connection.send(predict(argv, layout))
-    except DrivetrainError as error:  # a rehearsal goes on without it
+    except DrivetrainError as error:  # a rehearsal continues without it
         connection.send(one_line(error))
     except Exception as error:
         connection.send(f"{type(error).__name__}: {one_line(error)}")
@@ -64,7 +64,7 @@ def predict_in_process(argv: tuple[str, ...], layout: Layout, connection: Connec
 
 
 def predict(argv: Sequence[str], layout: Layout) -> Prediction:
-    """What the planner says of the script's own settings."""
+    """Return the planner's prediction for the script's own settings."""
     from drivetrain.plan.cost.estimate import stage_memory
     from drivetrain.plan.cost.parts import exchanged_bytes
     from drivetrain.plan.of_config import candidate_of
@@ -72,7 +72,7 @@ def predict(argv: Sequence[str], layout: Layout) -> Prediction:
     from drivetrain.plan.profile.sources import from_script
 
     if argv[0] == "-m":
-        raise NotImplementedError("a module started with -m is not planned for")
+        raise NotImplementedError("the planner does not support modules started with -m")
     found = from_script(argv[0], argv[1:])
     if found.resolved is None:
         raise AssertionError("a script has a config")
@@ -88,7 +88,7 @@ def predict(argv: Sequence[str], layout: Layout) -> Prediction:
 def compare(
     prediction: Prediction, reports: Sequence[RankReport], layout: Layout
 ) -> list[PlanComparison]:
-    """The first rehearsed rank of every stage: those at the edges have short shards."""
+    """Compare the first rehearsed rank of every stage; ranks at the edges have short shards."""
     compared = []
     for stage in range(layout.pp):
         report = next(
@@ -112,7 +112,7 @@ def compare(
 
 
 def _axes(ranks: tuple[int, ...], layout: Layout) -> str:
-    """By name also where a group is all ranks, as the planner has it."""
+    """Return a group's axes by name, also for all ranks, as the planner does."""
     axes = axes_of(ranks, layout)
     if axes != "all ranks":
         return _one_name(axes, layout)
@@ -120,14 +120,14 @@ def _axes(ranks: tuple[int, ...], layout: Layout) -> str:
 
 
 def _one_name(axes: str, layout: Layout) -> str:
-    """Experts over all of dp_shard are on the same ranks as shards."""
+    """Return `dp_shard` for `ep` if experts are on the same ranks as shards."""
     return "dp_shard" if axes == "ep" and layout.ep == layout.dp_shard else axes
 
 
 def _counted(calls: Sequence[RehearsedCall], layout: Layout) -> dict[tuple[str, str], float]:
     summed: dict[tuple[str, str], float] = {}
     for call in calls:
-        if call.num_bytes >= SMALL and call.name != "broadcast":  # shapes, told once a step
+        if call.num_bytes >= SMALL and call.name != "broadcast":  # shapes, sent once per step
             key = (call.name, _axes(call.ranks, layout))
             summed[key] = summed.get(key, 0.0) + call.num_bytes
     return summed

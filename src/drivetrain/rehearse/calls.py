@@ -1,4 +1,4 @@
-"""What ranks say to each other, and the user's own line that it came from."""
+"""The ranks' collectives, and the lines of the user's code that they come from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
-# The user's own line, out of a stack that is mostly libraries.
+# The user's line in a stack that consists mostly of library frames.
 
 _LIBRARIES = tuple(
     str(Path(place).resolve())
@@ -29,12 +29,12 @@ _LIBRARIES = tuple(
 )
 
 FIT = "rehearse_fit"
-"""Where the user's own loss and hooks are called from."""
+"""The function from which the user's loss and hooks are called."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a file of the user's."""
+    """A line of the user's code."""
 
     file: str
     number: int
@@ -53,7 +53,7 @@ class Line:
 
 @cache
 def is_users(file: str) -> bool:
-    """Whether a file is neither ours nor a library's."""
+    """Whether a file belongs neither to Drivetrain nor to a library."""
     if file.startswith("<"):
         return False
     path = str(Path(file).resolve())
@@ -61,7 +61,7 @@ def is_users(file: str) -> bool:
 
 
 def here(skip: int = 1) -> Line | None:
-    """The innermost line of the user's below fit(); None in backward, which has none."""
+    """Return the innermost line of user code below fit(); None in backward, which has none."""
     frame: FrameType | None = sys._getframe(skip)  # noqa: SLF001 - the documented way to the stack
     while frame is not None and frame.f_code.co_name != FIT:
         if is_users(frame.f_code.co_filename):
@@ -71,7 +71,7 @@ def here(skip: int = 1) -> Line | None:
 
 
 def of_error(trace: TracebackType | None) -> Line | None:
-    """The innermost line of the user's that an error went through."""
+    """Return the innermost line of user code in an error's traceback."""
     users = [
         Line(frame.f_code.co_filename, number, frame.f_code.co_name)
         for frame, number in traceback.walk_tb(trace)
@@ -81,15 +81,15 @@ def of_error(trace: TracebackType | None) -> Line | None:
 
 
 def distinct(lines: Iterable[Line | None]) -> list[Line]:
-    """Each line once, in the order in which it came."""
+    """Return each line once, in order of appearance."""
     return list(dict.fromkeys(line for line in lines if line is not None))
 
 
-# What ranks say to each other: collectives as values, read off torch's own operators.
+# Collectives as values, derived from torch's operators.
 
 NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"})
 PAIRWISE = frozenset({"send", "recv"})
-# torch has several operators for the same thing; the first whose beginning matches
+# torch has several operators for the same collective; the first matching prefix counts
 _WORDS = (
     ("_allgather_base_", "all_gather"),
     ("allgather", "all_gather"),
@@ -120,7 +120,7 @@ class RehearsedCall:
 
     name: str
     num_bytes: int
-    """Of the whole: what a gather gives, what a reduce-scatter is given; otherwise the tensor."""
+    """Of a gather, the output; of a reduce-scatter, the input; otherwise the tensor."""
     dtype: str
     ranks: tuple[int, ...]
     peer: int | None = None
@@ -129,18 +129,18 @@ class RehearsedCall:
 
     @property
     def shape(self) -> tuple[str, int, str]:
-        """What must be the same on every rank of the group."""
+        """What must match on every rank of the group."""
         return self.name, self.num_bytes, self.dtype
 
 
 def name_of(func: Any) -> str | None:
-    """The collective that an operator is; None for those that are none (waiting)."""
+    """Return an operator's collective; None for operators that are none, such as waiting."""
     operator = func._schema.name.partition("::")[2]  # noqa: SLF001 - torch's name for it
     return next((word for start, word in _WORDS if operator.startswith(start)), None)
 
 
 def group_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dist.ProcessGroup:
-    """The process group among an operator's arguments: boxed, or by its name."""
+    """Return the process group in an operator's arguments, which may be boxed or a name."""
     values = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | dict(kwargs)  # noqa: SLF001
     if "process_group" in values:
         group: dist.ProcessGroup = dist.ProcessGroup.unbox(values["process_group"])
@@ -153,7 +153,7 @@ def group_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dis
 
 @cache
 def _ranks_of(group_name: Any) -> tuple[int, ...]:
-    """One tuple per group: thousands of calls share it."""
+    """Return a group's ranks; thousands of calls share one tuple."""
     group = torch._C._distributed_c10d._resolve_process_group(group_name)  # noqa: SLF001
     return tuple(dist.get_process_group_ranks(group))
 
@@ -161,7 +161,7 @@ def _ranks_of(group_name: Any) -> tuple[int, ...]:
 def describe(
     func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, line: Line | None
 ) -> RehearsedCall | None:
-    """The call that an operator makes; None when it makes none."""
+    """Return the collective call of an operator; None if it is not one."""
     name = name_of(func)
     if name is None:
         return None
@@ -177,7 +177,7 @@ def describe(
 def _counted(
     name: str, tensors: list[torch.Tensor], made: list[torch.Tensor], num_ranks: int
 ) -> int:
-    """Parts and the whole are both among the arguments of some operators: the whole counts."""
+    """Return the bytes of the whole; some operators have both parts and whole as arguments."""
     if not tensors:
         return 0
     if name in ("all_gather", "gather"):
@@ -196,7 +196,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def totals(calls: Iterable[RehearsedCall]) -> dict[tuple[str, int], tuple[int, int]]:
-    """By name and number of ranks: how many, and their bytes."""
+    """Return number of calls and bytes, by name and number of ranks."""
     summed: dict[tuple[str, int], tuple[int, int]] = {}
     for call in calls:
         key = (call.name, len(call.ranks))

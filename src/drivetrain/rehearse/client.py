@@ -1,4 +1,4 @@
-"""Start the ranks that stand for all, let them meet, and gather what they saw."""
+"""Start the ranks that represent all others, and gather their reports."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from drivetrain.rehearse.world import Chosen, choose_ranks
 
 SCRIPT = "DRIVETRAIN_REHEARSE_SCRIPT"
 _GRACE_S = 3.0
-"""After a rank has failed, the others have so long to say what they saw."""
+"""After a rank has failed, the others have this long to report."""
 _PLAN_S = 120.0
-"""What the planner may take longer than the ranks."""
+"""How much longer than the ranks the planner may take."""
 
 
 @dataclass(frozen=True)
 class RehearsalRequest:
-    """What the user wants to know."""
+    """The user's request for a rehearsal."""
 
     argv: tuple[str, ...]
     world_size: int
@@ -40,29 +40,29 @@ class RehearsalRequest:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What came of it."""
+    """The result of a rehearsal."""
 
     asked: RehearsalRequest
     layout: Layout | None
-    """None when the script failed before it was known."""
+    """None if the script failed before it was known."""
     reports: tuple[RankReport, ...]
     findings: tuple[RehearsalFinding, ...]
     seconds: float
     beside_plan: tuple[PlanComparison, ...] = ()
-    """What the planner predicts of the same, figure by figure."""
+    """The planner's predictions, figure by figure."""
     plan_problem: str = ""
-    """Why there is no prediction."""
+    """Why there is no prediction; empty if there is one."""
 
     @property
     def process_bytes(self) -> int:
-        """Memory of all processes together."""
+        """Total memory of all processes."""
         return sum(report.process_bytes for report in self.reports)
 
 
 def rehearse(asked: RehearsalRequest, say: Callable[[str], None] = lambda _: None) -> Rehearsal:
-    """Run the script as each of the ranks that stand for all."""
+    """Run the script as each of the representative ranks."""
     _check(asked)
-    # a folder that only this user can open: what ranks write to each other decides what they do
+    # only this user can open it: the ranks act on the messages in it
     with TemporaryDirectory(prefix="drivetrain-rehearse-") as folder:
         return _rehearse(asked, f"{folder}/letters", say)
 
@@ -85,7 +85,7 @@ def _rehearse(asked: RehearsalRequest, letters: str, say: Callable[[str], None])
     compared: list[PlanComparison] = []
     problem = ""
     try:
-        say("finding out the layout")
+        say("determining the layout")
         ranks.append(_Process.start(part))
         first = ranks[0].receive(asked.timeout_s)
         reports: list[RankReport] = []
@@ -118,7 +118,7 @@ def _rehearse(asked: RehearsalRequest, letters: str, say: Callable[[str], None])
 
 
 def _end_server() -> None:
-    """The process that ranks were forked from, which knows this script's imports."""
+    """Stop the fork server, which has imported this script's modules."""
     from multiprocessing import forkserver
 
     forkserver._forkserver._stop()  # type: ignore[attr-defined]  # noqa: SLF001 - no other way
@@ -127,7 +127,7 @@ def _end_server() -> None:
 def _check(asked: RehearsalRequest) -> None:
     problems = []
     if asked.world_size < 2:
-        rule = "a rehearsal is of several ranks"
+        rule = "a rehearsal needs several ranks"
         problems.append(Problem("--world-size", rule, "use 2 or more", asked.world_size))
     if asked.argv[0] != "-m" and not os.path.isfile(asked.argv[0]):
         problems.append(Problem("SCRIPT", "no such file", "give a script's path", asked.argv[0]))
@@ -144,7 +144,7 @@ class _Process:
     @classmethod
     def start(cls, part: Part) -> _Process:
         context = multiprocessing.get_context("forkserver")
-        # imported once, before the fork: torch, ourselves and what the script imports first
+        # imported once, before the fork: torch, Drivetrain and the script's imports
         context.set_forkserver_preload(["drivetrain.rehearse.ahead"])
         here, there = context.Pipe()
         process = context.Process(target=rehearse_rank, args=(part, there), daemon=True)
@@ -153,14 +153,14 @@ class _Process:
         return cls(part.rank, process, here)
 
     def receive(self, timeout_s: float) -> Layout | RankReport:
-        """Its next word; a process that is gone has failed."""
+        """Return the rank's next message; a process that has exited has failed."""
         if not self.connection.poll(timeout_s):
-            return self._failed(f"said nothing for {timeout_s:g} s")
+            return self._failed(f"did not respond for {timeout_s:g} s")
         try:
             word: Layout | RankReport = self.connection.recv()
         except EOFError:
             self.process.join(5)
-            return self._failed(f"ended with code {self.process.exitcode}")
+            return self._failed(f"exited with code {self.process.exitcode}")
         return word
 
     def _failed(self, message: str) -> RankReport:
@@ -173,7 +173,7 @@ class _Process:
 
 @dataclass
 class _Foresight:
-    """The planner, at work beside the ranks."""
+    """The planner, which runs in parallel with the ranks."""
 
     process: BaseProcess
     connection: Connection
@@ -192,13 +192,13 @@ class _Foresight:
     def compare(
         self, reports: Sequence[RankReport], layout: Layout
     ) -> tuple[list[PlanComparison], str]:
-        """Beside what was counted; or nothing, and why."""
+        """Return the comparisons, or none and the reason."""
         if any(report.failure for report in reports):
             return [], ""
         try:
             said = self.connection.recv() if self.connection.poll(_PLAN_S) else "it took too long"
         except EOFError:
-            said = "it ended without a word"
+            said = "it exited without a result"
         return ([], said) if isinstance(said, str) else (compare(said, reports, layout), "")
 
     def end(self) -> None:
@@ -222,15 +222,15 @@ def _gather(
             break
         for connection in ready:
             report = waiting.pop(connection).receive(1.0)  # type: ignore[call-overload]
-            if isinstance(report, RankReport):  # the layout was said before
+            if isinstance(report, RankReport):  # the layout was received before
                 reports.append(replace(report, kind=kinds.get(report.rank, report.kind)))
-        say(f"{len(reports)} of {len(ranks)} ranks are through")
+        say(f"{len(reports)} of {len(ranks)} ranks are done")
         if any(report.failure for report in reports):
             deadline_s = min(deadline_s, time.monotonic() + _GRACE_S)
     has_failed = any(report.failure for report in reports)
     for late in waiting.values():
-        if not has_failed:  # otherwise it waits for the one that has
-            message = f"not through after {timeout_s:g} s"
+        if not has_failed:  # otherwise it waits for the one that failed
+            message = f"not finished after {timeout_s:g} s"
             failure = Failure("TimeoutError", message, None)
             reports.append(RankReport(late.rank, kinds.get(late.rank, ""), failure=failure))
     return sorted(reports, key=lambda report: report.rank)

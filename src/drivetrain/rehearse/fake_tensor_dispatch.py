@@ -1,8 +1,8 @@
-"""Tensors that are not there: shapes and lifetimes are real, contents are not.
+"""Fake tensors for a rehearsal: shapes and lifetimes are real, contents are not.
 
-Weights, activations, gradients and optimizer state are torch's fake tensors. Whole numbers and
-single values stay real (token ids, positions, counters, optimizer steps), so that what depends on
-them happens as it would. A value that is read out of a fake tensor is answered with 1, and noted.
+Weights, activations, gradients and optimizer state are torch's fake tensors. Integers and single
+values stay real (token ids, positions, counters, optimizer steps), so that code that depends on
+them behaves as usual. Reading a value from a fake tensor returns 1, and is recorded.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from torch.utils._pytree import tree_any, tree_leaves, tree_map
 from drivetrain.rehearse.calls import NAMESPACES, Line, RehearsedCall, describe, here
 from drivetrain.rehearse.mailbox import Mailbox
 
-# How many bytes are alive: every storage a rank makes, from its making to its end.
+# Live bytes: every storage that a rank creates, from its creation to its end.
 #
-# It counts what tensors hold. What a caching allocator keeps back, workspaces of libraries and a
-# device's own context come on top, and are not known here.
+# This counts what tensors hold. Memory reserved by a caching allocator, library workspaces and the
+# device context come on top and are unknown here.
 
 _LOOK_AGAIN = 1.02
-"""A peak's line is looked up when it is so much higher: walking the stack is not free."""
+"""Look up a peak's line only if the peak has grown by this factor, since it is expensive."""
 
 
 class LiveBytes:
-    """Counts, and remembers the highest."""
+    """Counts live bytes and remembers the peak."""
 
     def __init__(self) -> None:
         self.live = 0
         self.peak = 0
         self.peak_line: Line | None = None
         self.over: tuple[str, Line | None] | None = None
-        """What was going on, and where, when the limit was first passed."""
+        """The activity and the line at which the limit was first passed."""
         self.doing = "building the model"
         self._limit: int | None = None
         self._looked_at = 0
         self._sizes: dict[int, tuple[weakref.ref[Any], int]] = {}
 
     def see(self, made: Any) -> None:
-        """Whatever tensors an operator has given."""
+        """Count the tensors that an operator returned."""
         if isinstance(made, torch.Tensor):
             self._see(made)
         elif made is not None:
@@ -56,13 +56,13 @@ class LiveBytes:
                     self._see(leaf)
 
     def watch(self, limit: int | None) -> None:
-        """From here on: a model is built in the host's memory, and only then placed."""
+        """Restart the peak and apply the limit: a model is built in host memory, then placed."""
         self.peak, self._looked_at, self._limit = 0, 0, limit
         self._count(0)
 
     @contextmanager
     def following_resizes(self) -> Iterator[None]:
-        """FSDP frees and fills storages in place, which no operator shows."""
+        """Track resized storages: FSDP frees and fills them in place, which no operator shows."""
         resize = torch.UntypedStorage.resize_
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:
@@ -82,7 +82,7 @@ class LiveBytes:
     def _see(self, tensor: torch.Tensor) -> None:
         try:
             storage = tensor.untyped_storage()
-        except NotImplementedError:  # a wrapper: what it wraps is seen by itself
+        except NotImplementedError:  # a wrapper: what it wraps is counted separately
             return
         key = id(storage)
         known = self._sizes.get(key)
@@ -115,11 +115,11 @@ _WAIT = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001 - its onl
 _READ = _aten._local_scalar_dense.default  # noqa: SLF001 - what .item() becomes
 _FAKE = torch._C._TorchDispatchModeKey.FAKE  # noqa: SLF001
 _LARGEST_REAL = 2**20
-"""Whole numbers beyond so many are fake too: a mask of a long sequence with itself."""
+"""Larger integer tensors are fake, too, such as the attention mask of a long sequence."""
 
 
 class FakeTensorDispatch(TorchDispatchMode):
-    """Active while a model is built, spread and trained; not while data is read."""
+    """Active while a model is built, parallelized and trained; not while data is read."""
 
     def __init__(self, memory: LiveBytes, mailbox: Mailbox | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -132,7 +132,7 @@ class FakeTensorDispatch(TorchDispatchMode):
         """While the model is built, everything is fake."""
 
     def __enter__(self) -> Self:
-        """From here on a fake tensor is sent as its shape.
+        """Make fake tensors pickle as their shapes.
 
         A pipeline's last stage sends its output to other ranks as an object.
         """
@@ -143,7 +143,7 @@ class FakeTensorDispatch(TorchDispatchMode):
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        copyreg.dispatch_table.pop(FakeTensor, None)  # it is the whole process's
+        copyreg.dispatch_table.pop(FakeTensor, None)  # the table is global to the process
 
     def __torch_dispatch__(
         self,
@@ -152,10 +152,10 @@ class FakeTensorDispatch(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Count, and let torch's own machinery do the rest."""
+        """Count tensors and collectives; torch does the rest."""
         kwargs = kwargs or {}
         if torch._C._get_dispatch_mode(_FAKE) is not None:  # noqa: SLF001
-            return func(*args, **kwargs)  # torch tries out a shape; nothing is made
+            return func(*args, **kwargs)  # torch only infers a shape; nothing is created
         if any(_has_parts(kind) for kind in types):
             return NotImplemented  # a DTensor first becomes operators on what this rank holds
         if getattr(func, "namespace", "") in NAMESPACES:
@@ -173,7 +173,7 @@ class FakeTensorDispatch(TorchDispatchMode):
         return made
 
     def stand_in(self, batch: Any) -> Any:
-        """A batch with its floating-point tensors faked; whole numbers are kept."""
+        """Return a batch with fake floating-point tensors; integers stay real."""
 
         def one(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
@@ -186,9 +186,9 @@ class FakeTensorDispatch(TorchDispatchMode):
         return tree_map(one, batch)
 
     def replace_weights(self, model: nn.Module) -> None:
-        """What was built elsewhere, or out of lists and arrays, stands there for real."""
+        """Replace real weights: those built elsewhere or from lists and arrays are not fake yet."""
         made: dict[int, nn.Parameter] = {}
-        """By the weight's identity: tied ones stay tied."""
+        """By the weight's identity, so that tied weights stay tied."""
         for module in model.modules():
             for name, weight in list(module.named_parameters(recurse=False)):
                 if isinstance(weight, FakeTensor):
@@ -202,7 +202,7 @@ class FakeTensorDispatch(TorchDispatchMode):
                     setattr(module, name, self.stand_in(buffer))
 
     def _is_made_anew(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """A tensor out of nothing; single values and whole numbers may stay what they are."""
+        """Whether an operator creates a tensor that must be fake; small ones may stay real."""
         if tree_any(lambda leaf: isinstance(leaf, torch.Tensor), (args, kwargs)):
             return False
         if not isinstance(func, torch._ops.OpOverload) or not func._schema.returns:  # noqa: SLF001
@@ -219,9 +219,9 @@ class FakeTensorDispatch(TorchDispatchMode):
     def _communicate(self, func: Any, args: Any, kwargs: Any) -> Any:
         is_fake = tree_any(lambda leaf: isinstance(leaf, FakeTensor), (args, kwargs))
         if is_fake and func is _WAIT:
-            return args[0]  # as the real one; torch's fake one would make another tensor
+            return args[0]  # as the real operator; torch's fake one would create another tensor
         if is_fake and func.namespace == "c10d":
-            # not torch's fake group: that copies into each of thousands of outputs
+            # bypass torch's fake group, which copies into each of thousands of outputs
             self._note(func, args, kwargs, None)
             return _done(func, args)
         made = func(*args, **kwargs)
@@ -238,7 +238,7 @@ class FakeTensorDispatch(TorchDispatchMode):
 
 
 class _Received:
-    """A fake tensor out of another rank's."""
+    """Creates a fake tensor from one that another rank sent."""
 
     made_by: FakeTensorMode
 
@@ -253,7 +253,7 @@ def _sent_as_shape(tensor: torch.Tensor) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _has_parts(kind: type) -> bool:
-    """A tensor made of others, such as DTensor."""
+    """Whether a tensor type wraps other tensors, as DTensor does."""
     is_plain = issubclass(kind, (FakeTensor, torch.nn.Parameter)) or kind is torch.Tensor
     dispatch = getattr(kind, "__torch_dispatch__", None)
     return not is_plain and dispatch is not torch.Tensor.__torch_dispatch__
@@ -266,7 +266,7 @@ def _one(dtype: torch.dtype) -> Any:
 
 
 def _done(func: Any, args: tuple[Any, ...]) -> Any:
-    """What an operator returns whose collective is over at once."""
+    """Return what an operator returns when its collective has completed."""
     future: Any = torch.futures.Future()
     tensors = args[0] if isinstance(args[0], list) else [args[0]]
     future.set_result(tensors)
@@ -276,7 +276,7 @@ def _done(func: Any, args: tuple[Any, ...]) -> Any:
 
 
 def _deliver(call: RehearsedCall, func: Any, args: Any, mailbox: Mailbox) -> None:
-    """The values of the other ranks, where the collective would have put them."""
+    """Write the other ranks' values where the collective would have put them."""
     operator = func._schema.name.partition("::")[2]  # noqa: SLF001
     if operator == "send":
         mailbox.send(call, args[0])
@@ -289,12 +289,12 @@ def _deliver(call: RehearsedCall, func: Any, args: Any, mailbox: Mailbox) -> Non
 def _received(
     operator: str, call: RehearsedCall, args: Any, mailbox: Mailbox
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Tensors to fill, each with what it is filled with."""
+    """Return pairs of a tensor to fill and its value."""
     if operator == "recv_":
         return list(zip(args[0], mailbox.receive(call) or args[0], strict=True))
     if operator == "broadcast_":
         return list(zip(args[0], mailbox.exchange(call, args[0])[args[2]], strict=True))
-    if operator == "allreduce_":  # torch does not say which reduction; sums are usual
+    if operator == "allreduce_":  # torch does not expose the reduction; assume a sum
         given = mailbox.exchange(call, args[0])
         return [
             (tensor, torch.stack([values[position] for values in given]).sum(0))
@@ -311,7 +311,7 @@ def _received(
 
 
 def _check_indices(func: Any, args: tuple[Any, ...]) -> None:
-    """Real numbers that point into a fake table: a device would only say "assertion failed"."""
+    """Check real indices into a fake table: a device would only report "assertion failed"."""
     if func is _aten.embedding.default and not isinstance(args[1], FakeTensor):
         _in_range(args[1], args[0].shape[0], "an embedding", "rows")
     elif func is _aten.nll_loss_forward.default and not isinstance(args[1], FakeTensor):

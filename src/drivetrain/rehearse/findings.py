@@ -1,4 +1,4 @@
-"""From what the rehearsed ranks saw to what is wrong. Pure."""
+"""Derive findings from the reports of the rehearsed ranks. Pure."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from drivetrain.rehearse.calls import PAIRWISE, Line, RehearsedCall
 
 @dataclass(frozen=True)
 class Failure:
-    """The error a rank met."""
+    """The error of a rank."""
 
     kind: str
     message: str
     line: Line | None
     is_config: bool = False
     is_together: bool = True
-    """False when the others did not come: then the sequences say who is to blame."""
+    """False if other ranks did not join: then the sequences of calls show the cause."""
     refused: Problem | None = None
-    """Why a script like this one cannot be rehearsed at all."""
+    """Why this kind of script cannot be rehearsed at all."""
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """One rank's bytes."""
+    """One rank's memory in bytes."""
 
     weights: int = 0
     gradients: int = 0
@@ -39,19 +39,19 @@ class RankMemory:
 
     @property
     def activations(self) -> int:
-        """What is left at the peak: kept for backward, gathered weights, buffers on their way."""
+        """The rest of the peak: saved for backward, gathered weights, communication buffers."""
         return max(0, self.peak - self.weights - self.gradients - self.optimizer)
 
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank saw."""
+    """What one rank observed."""
 
     rank: int
     kind: str
     calls: tuple[RehearsedCall, ...] = ()
     in_step: tuple[RehearsedCall, ...] = ()
-    """Those of the last step."""
+    """The calls of the last step."""
     memory: RankMemory = field(default_factory=RankMemory)
     missing: tuple[tuple[str, Line | None], ...] = ()
     values_read: tuple[Line, ...] = ()
@@ -64,14 +64,14 @@ class RankReport:
 
 @dataclass(frozen=True)
 class RehearsalFinding:
-    """One thing that would have gone wrong."""
+    """One problem that would have occurred."""
 
     what: str
     ranks: tuple[int, ...]
     message: str
     line: Line | None = None
     is_warning: bool = False
-    """It would train, and not as it was meant to."""
+    """It would train, but not as intended."""
 
     def __str__(self) -> str:
         who = _who(self.ranks) if self.ranks else "all"
@@ -80,12 +80,12 @@ class RehearsalFinding:
 
 
 def find(reports: Sequence[RankReport], device_memory: int | None) -> list[RehearsalFinding]:
-    """Everything that is wrong, the cause before what follows from it."""
+    """Return all findings, causes before their consequences."""
     unequal = _unequal(reports)
     failures = _failures(reports, is_together=True)
     if not failures and not unequal:
         failures = _failures(reports, is_together=False)
-    # a missing gradient first: ddp fails because of it, a step later
+    # a missing gradient first: ddp fails because of it one step later
     wrong = [*_missing(reports), *failures, *unequal, *_too_large(reports, device_memory)]
     return [*wrong, *_idle(reports)]
 
@@ -132,22 +132,22 @@ def _too_large(reports: Iterable[RankReport], device_memory: int | None) -> list
             continue
         doing, line = memory.over
         message = (
-            f"{report.kind}: {readable_bytes(memory.peak)} at the peak, and a device has "
-            f"{readable_bytes(device_memory)}; it was full while {doing}"
+            f"{report.kind}: {readable_bytes(memory.peak)} at the peak, but a device has "
+            f"{readable_bytes(device_memory)}; the limit was passed while {doing}"
         )
         findings.append(RehearsalFinding("out of memory", (report.rank,), message, line))
     return findings
 
 
 def _idle(reports: Iterable[RankReport]) -> list[RehearsalFinding]:
-    """Ranks that would only wait for the others; the plan is the same on every rank."""
+    """Warn of ranks that would only wait for others; the plan is the same on every rank."""
     plans = [report.batches for report in reports if report.batches is not None]
     messages = [plan.idle_warning for plan in plans[:1] if plan.idle_warning]
     return [RehearsalFinding("idle ranks", (), message, is_warning=True) for message in messages]
 
 
 def _unequal(reports: Sequence[RankReport]) -> list[RehearsalFinding]:
-    """The first place where two ranks of one group do not do the same."""
+    """Find the first call in which two ranks of one group differ."""
     findings: dict[tuple[object, ...], RehearsalFinding] = {}
     groups = {call.ranks for report in reports for call in report.calls}
     for group in sorted(groups, key=lambda ranks: (len(ranks), ranks)):
@@ -168,18 +168,18 @@ def _difference(
         if mine is None or theirs is None:
             present, absent = (other, one) if mine is None else (one, other)
             if absent.failure is not None:
-                return None  # it stopped before: that is told by itself
+                return None  # it failed before, which has its own finding
             call = mine or theirs
             message = (
-                f"rank {present.rank} calls {_said(call)} as number {position + 1} of a group of "
-                f"{len(group)}, and rank {absent.rank} never does: the run would hang"
+                f"rank {present.rank} calls {_said(call)} as call {position + 1} of a group of "
+                f"{len(group)}, but rank {absent.rank} never does: the run would hang"
             )
             return "absent", _finding(one, other, message, call.line)
         if mine.shape != theirs.shape:
             message = (
-                f"number {position + 1} of a group of {len(group)} is {_said(mine)} on rank "
+                f"call {position + 1} of a group of {len(group)} is {_said(mine)} on rank "
                 f"{one.rank} and {_said(theirs)} on rank {other.rank}"
-                f"{_elsewhere(mine, theirs)}: the run would hang, or mix up numbers"
+                f"{_elsewhere(mine, theirs)}: the run would hang or compute wrong results"
             )
             return "other", _finding(one, other, message, mine.line or theirs.line)
     return None

@@ -1,7 +1,7 @@
 """What `Trainer.fit` does in a rehearsal: the same assembly and the same loop, for two steps.
 
-Left out is what needs real values or other processes: saving, evaluating, writing records. Data is
-read as ever, by this rank's own share of the plan.
+Whatever needs real values or other processes is left out: saving, evaluating, writing records. Data
+is read as usual, according to this rank's share of the plan.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ from drivetrain.train.watch.logged_steps import LoggedSteps
 from drivetrain.train.watch.meter import Meter
 
 NUM_STEPS = 2
-"""The first makes the optimizer's state, the second is like all that follow."""
+"""The first step creates the optimizer's state, the second is like all that follow."""
 
 
 @dataclass
 class Seen:
-    """What comes to light while a rank is rehearsed, kept where an error cannot lose it."""
+    """Observations during a rehearsal, kept outside so that an error cannot lose them."""
 
     weights: int = 0
     gradients: int = 0
     optimizer: int = 0
     last_step: slice = field(default_factory=lambda: slice(0, 0))
-    """Its calls, among all."""
+    """The last step's range in the list of calls."""
     missing: tuple[tuple[str, Line | None], ...] = ()
     notes: tuple[str, ...] = ()
     batches: BatchPlan | None = None
 
     def memory(self, tensors: FakeTensorDispatch) -> RankMemory:
-        """In bytes, so far."""
+        """Return the memory so far."""
         live = tensors.memory
         return RankMemory(
             self.weights, self.gradients, self.optimizer, live.peak, live.peak_line, live.over
@@ -69,7 +69,7 @@ class Seen:
 def rehearse_fit(
     trainer: Trainer, train: Any, world: RehearsedWorld, tensors: FakeTensorDispatch, seen: Seen
 ) -> None:
-    """Two steps of the user's training, as one rank of `world`."""
+    """Run two steps of the user's training as one rank of `world`."""
     resolved = _settled(trainer.resolved)
     lines: dict[str, Line | None] = {}
     task = replace(
@@ -85,32 +85,32 @@ def rehearse_fit(
         trainer.assembly, trainer.resolved = assembly, assembly.resolved
         spread = assembly.engine.spread
         assembly.engine.meter = _Unread(world, counts=spread.counts)
-        spread.expects_all = False  # _Watch finds what is missing, and the line of it
-        gc.collect()  # the whole model, where this rank keeps a part
+        spread.expects_all = False  # _Watch finds missing gradients and their lines
+        gc.collect()  # frees the whole model, of which this rank keeps a part
         seen.weights, seen.notes = _weight_bytes(assembly.engine.model), assembly.notes
         seen.batches = assembly.feed.plan
         tensors.memory.watch(world.device_memory_bytes)
         watch = _Watch(trainer, tensors, seen, lines)
-        watch("on_setup")  # the steps' hooks may need what is made there, and it takes memory
+        watch("on_setup")  # later hooks may need what it creates, which also takes memory
         loop = _loop(task, assembly, tensors, watch)
         trainer.model.train()
         loop.run(NUM_STEPS, None)
 
 
 def _settled(resolved: ResolvedConfig) -> ResolvedConfig:
-    """What can be rehearsed, and what is left out of it."""
+    """Refuse what cannot be rehearsed, and switch off compilation."""
     config = resolved.config
     problems = []
     if not config.parallel.traits.can_be_rehearsed:
         able = " and ".join(each.name for each in all_traits() if each.can_be_rehearsed)
         rule = f"only {able}, with tp, pp, cp and ep, can be rehearsed"
         problems.append(
-            Problem("parallel.strategy", rule, "rehearse one of them", config.parallel.strategy)
+            Problem("parallel.strategy", rule, "use one of them", config.parallel.strategy)
         )
     if config.communication.compression != "none":
         rule = "compressed gradients cannot be rehearsed"
         key = "communication.compression"
-        problems.append(Problem(key, rule, "use none here", config.communication.compression))
+        problems.append(Problem(key, rule, "rehearse with none", config.communication.compression))
     if problems:
         raise ConfigError(problems)
     if config.compile.enabled:
@@ -143,9 +143,9 @@ def _build(task: Task, tensors: FakeTensorDispatch, lines: dict[str, Line | None
 
 def _lose(task: Task, model: nn.Module, batch: Any, tensors: FakeTensorDispatch) -> Loss:
     tensors.memory.doing = "computing the loss"
-    with equal_rows():  # nobody is there to say how many
+    with equal_rows():  # no other rank exists to report its number of rows
         loss, _ = split(task.loss(model, batch))
-    tensors.memory.doing = "going back through it"
+    tensors.memory.doing = "running backward"
     return loss
 
 
@@ -168,34 +168,34 @@ def _loop(task: Task, assembly: Assembly, tensors: FakeTensorDispatch, notify: _
 
 
 def _ignore(metrics: list[StepMetrics]) -> None:
-    """There is nothing in them."""
+    """Ignore the metrics, whose values do not exist."""
 
 
 def _say_nothing(text: str) -> None:
-    """Nothing is logged in a rehearsal."""
+    """Drop log lines, which a rehearsal does not show."""
 
 
 class _Nothing:
-    """Takes every call, and does nothing."""
+    """Accepts every call and does nothing."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
 
 
 class _SavesNothing:
-    """What a loop asks of its saver."""
+    """A saver that never saves."""
 
     ends = False
 
     def after_step(self, step: int, before: Callable[[], None]) -> None:
-        """No checkpoints."""
+        """Save nothing after a step."""
 
     def finish(self) -> None:
-        """No last one."""
+        """Save nothing at the end."""
 
 
 class _FakedFeed:
-    """Reads real data outside of the rehearsal's tensors, and hands on stand-ins."""
+    """Reads real data without the rehearsal's modes, and passes on stand-ins."""
 
     def __init__(self, feed: Feed, tensors: FakeTensorDispatch) -> None:
         self.plan = feed.plan
@@ -205,7 +205,7 @@ class _FakedFeed:
     def steps(self, total_steps: int | None, num_epochs: int | None) -> Iterator[Iterator[Turn]]:
         steps = self._feed.steps(total_steps, num_epochs)
         while True:
-            with _disable_current_modes():  # a stream is read here, not in the turns
+            with _disable_current_modes():  # a stream is read here, not with each turn
                 turns = next(steps, None)
             if turns is None:
                 return
@@ -230,7 +230,7 @@ class _FakedFeed:
 
 
 class _Unread(Meter):
-    """The ranks' exchange of losses, without the losses: their values do not exist."""
+    """Exchanges losses as usual, but discards them, since their values do not exist."""
 
     def collect(self) -> list[StepMetrics]:
         steps, self._closed = self._closed, []
@@ -240,7 +240,7 @@ class _Unread(Meter):
 
 
 class _Watch:
-    """The user's hooks, and a look at the gradients."""
+    """Calls the user's hooks and inspects the gradients."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
-"""Values that do travel: small real tensors, between the ranks that are rehearsed.
+"""Mailbox: exchanges small real tensors between the rehearsed ranks.
 
 Most collectives of a rehearsal carry fake tensors, of which only the shape is known. A few carry
-values that decide what happens next: the shape a stage hands on, whether losses count tokens. Those
-are exchanged through a store, and for a rank that is not rehearsed the one that is most like it
-speaks, from its own exchange along the same axes.
+values that affect what happens next: the shape a stage passes on, or whether losses count tokens.
+Those are exchanged through a store. A rank that is not rehearsed is represented by the most similar
+one, with the values of that rank's exchange along the same axes.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from drivetrain.parallel.layout import Layout
 from drivetrain.rehearse.calls import RehearsedCall
 from drivetrain.rehearse.world import axes_of, speaker_for
 
-# What one rehearsed rank writes to another: the collective it is at, and small tensors.
+# A message from one rehearsed rank to another: its current collective, and small tensors.
 
 Shape = tuple[str, int, str]
 
 
 def written_letter(call: RehearsedCall, values: Sequence[torch.Tensor]) -> str:
-    """For the store."""
+    """Return a message as text for the store."""
     return json.dumps({"shape": call.shape, "values": [_tensor_out(value) for value in values]})
 
 
 def read_letter(text: bytes) -> tuple[Shape, list[torch.Tensor]]:
-    """What the other is at (`Call.shape`) and what it gives; ValueError when it is no letter."""
+    """Return the sender's call (`RehearsedCall.shape`) and values; ValueError if invalid."""
     try:
         document = parse_json(text)
         name, num_bytes, dtype = document["shape"]
         values = [_tensor_in(value) for value in document["values"]]
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a letter: {error}") from None
+        raise ValueError(f"not a valid message: {error}") from None
     return (str(name), int(num_bytes), str(dtype)), values
 
 
@@ -56,7 +56,7 @@ def _tensor_out(tensor: torch.Tensor) -> dict[str, Any]:
 def _tensor_in(value: dict[str, Any]) -> torch.Tensor:
     dtype = getattr(torch, value["dtype"])
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"{value['dtype']} is no number format")
+        raise TypeError(f"{value['dtype']} is not a dtype")
     shape, data = [int(size) for size in value["shape"]], base64.b64decode(value["data"])
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(data):
         raise ValueError("a tensor's bytes do not fit its shape")
@@ -66,11 +66,11 @@ def _tensor_in(value: dict[str, Any]) -> torch.Tensor:
 
 
 class NotTogether(Exception):
-    """A rank of the group does something else, or never comes."""
+    """A rank of the group makes a different call, or none."""
 
 
 class Mailbox:
-    """One rank's; every rehearsed rank of a group must come to the same exchange."""
+    """One rank's mailbox; all rehearsed ranks of a group must make the same exchange."""
 
     def __init__(
         self, store: Store, rank: int, rehearsed: Sequence[int], layout: Layout, timeout_s: float
@@ -86,7 +86,7 @@ class Mailbox:
     def exchange(
         self, call: RehearsedCall, values: Sequence[torch.Tensor]
     ) -> list[list[torch.Tensor]]:
-        """What each rank of the group has given, in the group's order."""
+        """Return the values of each rank of the group, in the group's order."""
         along = f"{axes_of(call.ranks, self._layout)}/{len(call.ranks)}"
         self._turns[along] += 1
         turn = f"{along}/{self._turns[along]}"
@@ -101,12 +101,12 @@ class Mailbox:
         return self._speakers[rank]
 
     def send(self, call: RehearsedCall, values: Sequence[torch.Tensor]) -> None:
-        """To one other rank, which may read it later."""
+        """Send values to another rank, which may read them later."""
         key = f"{self._next(self._rank, call.peer)}/{self._rank}"
         self._store.set(key, written_letter(call, values))
 
     def receive(self, call: RehearsedCall) -> list[torch.Tensor] | None:
-        """From one other rank; None when that is not rehearsed."""
+        """Receive values from another rank; None if it is not rehearsed."""
         if call.peer is None or call.peer not in self._rehearsed:
             return None
         pair = self._next(call.peer, self._rank)
@@ -122,11 +122,11 @@ class Mailbox:
         try:
             self._store.wait([key], self._timeout)
         except Exception as error:
-            raise NotTogether(f"rank {rank} never came to {call.name}") from error
+            raise NotTogether(f"rank {rank} never called {call.name}") from error
         try:
             shape, values = read_letter(self._store.get(key))
         except ValueError as error:
-            raise NotTogether(f"what rank {rank} said cannot be read ({error})") from None
+            raise NotTogether(f"the message from rank {rank} cannot be read ({error})") from None
         if shape != call.shape:
-            raise NotTogether(f"rank {rank} came to {shape[0]}, not to {call.name}")
+            raise NotTogether(f"rank {rank} called {shape[0]}, not {call.name}")
         return values

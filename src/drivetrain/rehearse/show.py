@@ -1,4 +1,4 @@
-"""A rehearsal as a person reads it, and as a program does."""
+"""A rehearsal's result, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def lines(rehearsal: Rehearsal) -> list[str]:
     shown += _plan_table(rehearsal)
     values = {line for report in rehearsal.reports for line in report.values_read}
     for line in sorted(values, key=str):
-        shown.append(f"  a value was read from a tensor, and answered with 1: {line}")
+        shown.append(f"  a value was read from a fake tensor, which returned 1: {line}")
     shown.append("")
     shown += [str(finding) for finding in rehearsal.findings]
     if all(finding.is_warning for finding in rehearsal.findings):
@@ -73,7 +73,7 @@ def _memory_table(reports: Iterable[RankReport]) -> list[str]:
 
 
 def _call_table(reports: Sequence[RankReport], layout: Layout) -> list[str]:
-    """Collectives of one step; ranks that do the same share a row."""
+    """Return the table of one step's collectives; ranks with equal figures share a row."""
     kinds: dict[tuple[Any, ...], list[int]] = {}
     for report in reports:
         for row in _totals(report.in_step, layout):
@@ -87,12 +87,12 @@ def _call_table(reports: Sequence[RankReport], layout: Layout) -> list[str]:
 
 
 def _plan_table(rehearsal: Rehearsal) -> list[str]:
-    """What the planner predicts, beside what was counted."""
+    """Return the table of the planner's predictions and the counted figures."""
     if rehearsal.plan_problem:
-        return ["", f"  no prediction of the planner's beside it: {rehearsal.plan_problem}"]
+        return ["", f"  no prediction from the planner: {rehearsal.plan_problem}"]
     if not rehearsal.beside_plan:
         return []
-    rows: list[tuple[str, ...]] = [("rank", "a step's", "planner predicts", "counted", "error")]
+    rows: list[tuple[str, ...]] = [("rank", "per step", "planner predicts", "counted", "error")]
     for one in rehearsal.beside_plan:
         error = "" if one.error is None else f"{one.error:+.1%}"
         sizes = (readable_bytes(round(one.predicted)), readable_bytes(round(one.counted)))

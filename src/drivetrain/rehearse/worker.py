@@ -1,4 +1,4 @@
-"""One rehearsed rank: a process that runs the user's script as that rank."""
+"""A rehearsed rank: a process that runs the user's script as that rank."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from drivetrain.rehearse.world import Chosen, become_rank, join
 from drivetrain.train.trainer import Trainer
 
 SHOW = "DRIVETRAIN_REHEARSE_SHOW"
-"""Set to anything: what the ranks print, and their errors in full, is shown."""
+"""Set to any value to show the ranks' output and full tracebacks."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a process is told when it starts."""
+    """What a rank's process receives when it starts."""
 
     argv: tuple[str, ...]
     rank: int
@@ -42,14 +42,14 @@ class Part:
     devices_per_node: int
     device_memory_bytes: int | None
     letters: str
-    """The file that they write to each other in."""
+    """The file through which ranks exchange messages."""
     timeout_s: float
     chosen: tuple[Chosen, ...] = ()
-    """Every rank that is rehearsed; empty for the first, which finds out the layout."""
+    """All rehearsed ranks; empty for the first, which determines the layout."""
 
 
 class _Through(BaseException):
-    """The script's training has been rehearsed; the rest of the script is not run."""
+    """Raised after the training has been rehearsed; the rest of the script is not run."""
 
 
 class _RehearsedRank:
@@ -62,7 +62,7 @@ class _RehearsedRank:
         self.has_trained = False
 
     def fit(self, trainer: Trainer, train: Any, val: Any = None) -> None:  # noqa: ARG002
-        """In the place of Trainer.fit."""
+        """Replacement for Trainer.fit."""
         self.has_trained = True
         parallel = trainer.config.parallel
         layout = layout_from(parallel, self.part.world_size)
@@ -71,14 +71,14 @@ class _RehearsedRank:
             self.chosen = self.connection.recv()
         store = FileStore(self.part.letters)
         ranks = [each.rank for each in self.chosen]
-        patience_s = self.part.timeout_s / 5  # before the client loses its own
+        patience_s = self.part.timeout_s / 5  # shorter than the client's own timeout
         self.tensors.mailbox = Mailbox(store, self.part.rank, ranks, layout, patience_s)
         world = join(parallel, self.part.device_memory_bytes)
         rehearse_fit(trainer, train, world, self.tensors, self.seen)
         raise _Through
 
     def report(self, failure: Failure | None, seconds: float) -> RankReport:
-        """What was seen, whether or not it ended well."""
+        """Return what was observed, whether or not the rank failed."""
         kinds = {each.rank: each.kind for each in self.chosen}
         calls = tuple(self.tensors.calls)
         return RankReport(
@@ -98,7 +98,7 @@ class _RehearsedRank:
 
 
 def rehearse_rank(part: Part, connection: Connection) -> None:
-    """The process's whole life: run the script, send what was seen."""
+    """A process's main function: run the script and send the report."""
     end_with_parent()
     began = time.perf_counter()
     _be_silent()
@@ -108,7 +108,7 @@ def rehearse_rank(part: Part, connection: Connection) -> None:
     try:
         become_rank(part.rank, part.world_size, part.devices_per_node)
         setattr(Trainer, "fit", lambda trainer, train, val=None: rank.fit(trainer, train, val))  # noqa: B010
-        with intercepting():  # for prepare: fit is ours already
+        with intercepting():  # for prepare; fit is replaced already
             _run(part.argv)
         if not rank.has_trained:
             failure = Failure(
@@ -124,7 +124,7 @@ def rehearse_rank(part: Part, connection: Connection) -> None:
         failure = _failure(error)
     connection.send(rank.report(failure, time.perf_counter() - began))
     connection.close()
-    os._exit(0)  # without taking thousands of process groups apart
+    os._exit(0)  # skips the destruction of thousands of process groups
 
 
 def _run(argv: tuple[str, ...]) -> None:
@@ -138,7 +138,7 @@ def _run(argv: tuple[str, ...]) -> None:
 
 
 def _own_loop(argv: tuple[str, ...]) -> Failure:
-    rule = "trains in a loop of its own (prepare), which cannot be rehearsed"
+    rule = "trains in its own loop (prepare), which cannot be rehearsed"
     script = argv[1] if argv[0] == "-m" else argv[0]
     problem = Problem("SCRIPT", rule, "use Trainer.fit for the rehearsal", script)
     return Failure("ConfigError", str(problem), None, is_config=True, refused=problem)
@@ -160,7 +160,7 @@ def _failure(error: BaseException) -> Failure:
 
 
 def _be_silent() -> None:
-    """Many ranks on one terminal: what they print is not what was asked for."""
+    """Silence the script's output, which many ranks would print to one terminal."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     if not os.environ.get(SHOW):
         os.dup2(nowhere, 1)
@@ -169,7 +169,7 @@ def _be_silent() -> None:
 
 
 def _own_bytes() -> int:
-    """Memory of this process, with what it shares with others counted in parts."""
+    """Return this process's memory, counting shared pages proportionally."""
     try:
         for row in Path("/proc/self/smaps_rollup").read_text().splitlines():
             if row.startswith("Pss:"):

@@ -1,4 +1,4 @@
-"""A world of thousands of ranks: which of them are rehearsed, and how a process becomes one."""
+"""A world of thousands of ranks: which ones are rehearsed, and how a process becomes one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.layout import AXES, Coordinates, Layout
 from drivetrain.parallel.world import World, join_world
 
-# Which ranks stand for all of them.
+# Which ranks represent all of them.
 #
-# Ranks differ by the stage they have, and at the edges of each axis: the last shard may be short,
-# the last slice of the data too. Every stage is always taken together with the whole of its
-# pipeline, because a stage learns from the one before what it will be sent.
+# Ranks differ by their pipeline stage and at the edges of each axis: the last shard may be short,
+# and so may the last slice of the data. Stages are always rehearsed with their whole pipeline,
+# because a stage learns from the previous one what it will receive.
 
 SAMPLE, ALL_KINDS = "sample", "all-kinds"
 _INSIDE = ("dp_replicate", "dp_shard", "cp", "tp")
@@ -29,14 +29,14 @@ _INSIDE = ("dp_replicate", "dp_shard", "cp", "tp")
 
 @dataclass(frozen=True)
 class Chosen:
-    """A rank that is rehearsed, and what it stands for."""
+    """A rehearsed rank, and what it represents."""
 
     rank: int
     kind: str
 
 
 def choose_ranks(layout: Layout, wanted: str) -> list[Chosen]:
-    """`sample`: the first rank, and the last along each axis; `all-kinds`: every edge; or N."""
+    """Choose `sample` (the first rank and the last on each axis), `all-kinds` (every edge) or N."""
     if wanted == SAMPLE:
         corners = _one_edge_at_a_time(layout)
     elif wanted == ALL_KINDS:
@@ -51,7 +51,7 @@ def choose_ranks(layout: Layout, wanted: str) -> list[Chosen]:
 
 
 def speaker_for(rank: int, rehearsed: Iterable[int], layout: Layout) -> int:
-    """The rehearsed rank that is most like another: the same stage, then the same samples."""
+    """Return the rehearsed rank most similar to another: same stage, then same samples."""
     wanted = layout.coordinates(rank)
 
     def likeness(other: int) -> tuple[bool, ...]:
@@ -63,7 +63,7 @@ def speaker_for(rank: int, rehearsed: Iterable[int], layout: Layout) -> int:
 
 
 def axes_of(ranks: tuple[int, ...], layout: Layout) -> str:
-    """The axes that a group of ranks lies along."""
+    """Return the axes that a group of ranks spans."""
     if len(ranks) == layout.world_size:
         return "all ranks"
     if layout.ep > 1 and ranks == layout.expert_group(ranks[0]):
@@ -78,7 +78,7 @@ def axes_of(ranks: tuple[int, ...], layout: Layout) -> str:
 def _number(wanted: str) -> int:
     if wanted.isdigit() and int(wanted) > 0:
         return int(wanted)
-    rule = "neither a way to choose ranks nor a number of them"
+    rule = "neither a way to choose ranks nor a number of ranks"
     raise ConfigError([Problem("--ranks", rule, "use sample, all-kinds or a number", wanted)])
 
 
@@ -95,7 +95,7 @@ def _every_edge(layout: Layout) -> Iterable[Coordinates]:
 
 
 def _spread_out(layout: Layout, number: int) -> Iterable[Coordinates]:
-    """About `number` ranks over all pipelines, evenly, first and last among them."""
+    """Yield about `number` ranks, evenly spread over all pipelines, with the first and last."""
     per_stage = layout.world_size // layout.pp
     pipelines = min(per_stage, max(1, -(-number // layout.pp)))
     for turn in range(pipelines):
@@ -121,24 +121,24 @@ def _kind(layout: Layout, where: Coordinates) -> str:
     return ", ".join(words) or "first rank"
 
 
-# A world of thousands of ranks in one process: torch's fake process group.
+# A world of thousands of ranks in one process, with torch's fake process group.
 
 
 @dataclass(frozen=True)
 class RehearsedWorld(World):
-    """This process as one rank of many; the devices are those it would run on."""
+    """This process as one of many ranks, with the devices it would run on."""
 
     device_memory_bytes: int | None = None
 
     @property
     def cluster(self) -> Cluster:
-        """Not this machine's: memory is counted while it is used, and judged at the end."""
+        """Without this machine's device memory: usage is counted, and judged at the end."""
         per_node = self.identity.local_world_size
         return Cluster(max(1, self.layout.world_size // per_node), per_node, None)
 
 
 def become_rank(rank: int, world_size: int, devices_per_node: int) -> None:
-    """The variables and the process group that a launcher would have given this rank."""
+    """Set the variables and the process group that a launcher would give this rank."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     per_node = min(devices_per_node, world_size)
@@ -156,11 +156,11 @@ def become_rank(rank: int, world_size: int, devices_per_node: int) -> None:
 
 
 def _already_there(*_: Any, **__: Any) -> None:
-    """A script that makes its own group finds this one."""
+    """Do nothing: a script that initializes a process group gets this one."""
 
 
 def join(config: Parallel, device_memory_bytes: int | None) -> RehearsedWorld:
-    """The world, with a mesh of thousands of ranks."""
+    """Return the world, with a mesh of thousands of ranks."""
     real = join_world(detect(), config)
     return RehearsedWorld(
         real.identity, real.layout, real.device, real.mesh, device_memory_bytes=device_memory_bytes

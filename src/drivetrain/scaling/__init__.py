@@ -1,1 +1,1 @@
-"""Weak and strong scaling: our strategies and bare engines, taking turns on the same ranks."""
+"""Weak and strong scaling of our strategies and bare engines, in turns on the same ranks."""

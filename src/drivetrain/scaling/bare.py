@@ -1,6 +1,6 @@
-"""The bare engines beside ours, each as its own tutorial has it.
+"""The bare engines for comparison, each used as in its own tutorial.
 
-A `Run` makes steps and keeps each step's loss on this rank; what reads the clock is elsewhere.
+A `Run` runs steps and keeps each step's loss on this rank; timing is done elsewhere.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Run:
             self._losses.append(loss.detach())
 
     def losses(self) -> list[float]:
-        """Of each step, the mean over ranks. A collective call."""
+        """Return each step's mean loss over ranks. A collective call."""
         mine = torch.stack(self._losses).double()
         if dist.get_world_size() > 1:
             dist.all_reduce(mine)
@@ -47,7 +47,7 @@ class Run:
 
 
 def bare_run(strategy: str, workload: Workload, accelerator: Accelerator) -> Run:
-    """Torch's own engine for what one of our strategies does; on one rank, plain torch."""
+    """Return a run of torch's engine for one of our strategies; on one rank, plain torch."""
     model = workload.model().to(accelerator.device)
     if workload.setting.num_ranks > 1:
         model = BARE_ENGINES[strategy](model)
@@ -69,11 +69,11 @@ def _fsdp2(model: nn.Module) -> nn.Module:
 
 
 BARE_ENGINES: dict[str, Callable[[nn.Module], nn.Module]] = {"ddp": _ddp, "fsdp": _fsdp2}
-"""Ours by name → how a model is wrapped in torch's."""
+"""How torch wraps a model, by the name of our strategy."""
 
 
 def horovod_run(workload: Workload, accelerator: Accelerator) -> Run:
-    """As Horovod's guide has it; its rendezvous is the one our own strategy opens."""
+    """Return a run as in Horovod's guide, with the rendezvous of our Horovod strategy."""
     from drivetrain.strategies.horovod.rendezvous import start_horovod
 
     world = join_world(detect(), Parallel())
@@ -91,7 +91,7 @@ def horovod_run(workload: Workload, accelerator: Accelerator) -> Run:
 
 
 def leave_horovod() -> None:
-    """So that the next size can begin anew in the same processes."""
+    """Shut Horovod down, so the next size can start it again in the same processes."""
     from drivetrain.strategies.horovod.rendezvous import load_horovod
 
     load_horovod().shutdown()

@@ -1,8 +1,8 @@
-"""One rank of `drivetrain bench scaling`; rank 0 prints each size as it is done.
+"""One rank of `drivetrain bench scaling`; rank 0 prints each size when it is done.
 
-All ranks are started once. For a size, the first so many of them form a process group, and every
-arm trains in it: `Trainer.fit` leads, and at the end of each of its blocks the other arms run one.
-So a round holds a block of every arm, seconds apart, in the same processes.
+All ranks are started once. For each size, that many ranks form a process group, in which every arm
+trains: `Trainer.fit` leads, and after each of its blocks the other arms run one block. So a round
+has a block of every arm, seconds apart, in the same processes.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ from drivetrain.train.task import Task
 from drivetrain.train.trainer import Trainer
 
 _PATIENCE = timedelta(hours=2)
-"""Of ranks that have no part in a size."""
+"""Timeout of ranks that wait because they are not in a size."""
 Block = Callable[[], float]
-"""Runs an arm's next block; seconds per step."""
+"""Runs an arm's next block and returns seconds per step."""
 
 
 class Rounds(Hook):
-    """Times Trainer's own blocks, and gives every other arm its turn between them."""
+    """Times Trainer's own blocks, and runs every other arm between them."""
 
     def __init__(self, others: dict[str, Block], steps_per_block: int, device: Accelerator) -> None:
         self.seconds: dict[str, list[float]] = {name: [] for name in (OURS, *others)}
@@ -81,7 +81,7 @@ class Rounds(Hook):
         self._steps += 1
         if self._steps % self._size:
             return
-        self._accelerator.synchronize()  # or the clock would tell how fast the host asks
+        self._accelerator.synchronize()  # so that the clock measures the device's work
         self.seconds[OURS].append((time.perf_counter() - self._began_s) / self._size)
         order = list(self._others)
         self._shuffle.shuffle(order)
@@ -107,7 +107,7 @@ def timed(run: bare.Run, steps: int, accelerator: Accelerator) -> Block:
 
 @dataclass
 class Arms:
-    """Those of one of our strategies at one setting: what runs a block, and gives its losses."""
+    """The arms of one of our strategies at one setting: their blocks and losses by name."""
 
     blocks: dict[str, Block] = field(default_factory=dict)
     losses: dict[str, Callable[[], list[float]]] = field(default_factory=dict)
@@ -118,24 +118,24 @@ class Arms:
 
 @dataclass(frozen=True)
 class Bench:
-    """This rank, and what all of them share."""
+    """This rank, and what all ranks share."""
 
     asked: ScalingRequest
     accelerator: Accelerator
     rank: int
     store: Any
-    """Reaches all ranks, whatever the size."""
+    """Connects all ranks, at every size."""
     turns_store: Any
-    """Reaches processes of other libraries, too."""
+    """Also connects processes of other libraries."""
     ray: RayDriver | None = None
-    """Rank 0's, where Ray Train takes part."""
+    """On rank 0, if Ray Train takes part."""
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
     def measure(self, setting: Setting, key: str, result: SizeResult) -> Exchanges | None:
-        """On every rank of the size: all arms of all strategies; what the exchanges took."""
+        """Measure all arms of all strategies, on every rank of the size; return exchange times."""
         workload = Workload(self.asked, setting)
         found: Exchanges | None = None
         with _group(self.store, key, self.rank, setting.num_ranks, self.accelerator):
@@ -180,12 +180,12 @@ class Bench:
         number = iter(range(sys.maxsize))
         arms.blocks["ray"] = lambda: turns.block(next(number), is_main=self.is_main)
         arms.losses["ray"] = lambda: turns.end(next(number), is_main=self.is_main)
-        dist.barrier()  # until they have come
+        dist.barrier()  # until they are ready
 
     def _fit(
         self, strategy: str, workload: Workload, arms: Arms, stack: ExitStack
     ) -> tuple[dict[str, list[float]], list[float]]:
-        """Blocks of `Trainer.fit`, and of every other arm between them; its losses."""
+        """Run `Trainer.fit` with the other arms in between; return their seconds and its losses."""
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="scaling-"))
         rounds = Rounds(arms.blocks, self.asked.steps_per_block, self.accelerator)
         config = {
@@ -207,7 +207,7 @@ class Bench:
 def _group(
     store: Any, key: str, rank: int, num_ranks: int, accelerator: Accelerator
 ) -> Iterator[None]:
-    """The first `num_ranks` of all, as the whole world."""
+    """Make the first `num_ranks` ranks the whole world inside the context."""
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     here = max(1, min(local, num_ranks - rank // local * local))
     known = {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(here)}
@@ -225,7 +225,7 @@ def _group(
 
 
 def run(asked: ScalingRequest) -> list[SizeResult]:
-    """On every rank; rank 0 speaks, and knows the results."""
+    """Run the benchmark on every rank; only rank 0 prints and has complete results."""
     identity = detect()
     accelerator = accelerator_of(use_device_of(identity.local_rank))
     sizes, batch_size = resolved(asked, identity.world_size)
@@ -262,18 +262,18 @@ def run(asked: ScalingRequest) -> list[SizeResult]:
 def _refuse(asked: ScalingRequest, accelerator: Accelerator, has_nodes: bool) -> None:
     problems = []
     if asked.emulate_compute_ms is not None and not accelerator.is_cpu:
-        rule = f"{accelerator.name} computes by itself while its host waits"
+        rule = f"{accelerator.name} runs on its own, so a waiting host does not emulate it"
         remedy = "leave it out"
         problems.append(Problem("--emulate-compute", rule, remedy, asked.emulate_compute_ms))
     if "ray" in asked.beside and has_nodes:
-        rule = "is started on one node only"
+        rule = "runs on one node only"
         problems.append(Problem("--beside", rule, "leave ray out on several nodes", "ray"))
     if problems:
         raise ConfigError(problems)
 
 
 def _shared_store(rank: int, store: Any, host: str) -> tuple[Any, tuple[str, int]]:
-    """Rank 0 opens it; where the others, and processes that are no ranks, find it."""
+    """Open a store on rank 0; return it with its address, also for processes that are no ranks."""
     if rank == 0:
         opened = open_store(host)
         store.set("scaling/port", str(opened.port))
@@ -293,7 +293,7 @@ def _measure_mode(
             if bench.rank < size:
                 found = bench.measure(results[size].setting, key, results[size])
                 exchanges.setdefault(size, found)
-            # on the same store: a rank that is not needed asks nothing of its processor
+            # waiting on a store: a rank that is not needed uses no CPU time
             if bench.is_main:
                 bench.store.set(f"{key}/done", "1")
             bench.store.wait([f"{key}/done"], _PATIENCE)
@@ -330,7 +330,7 @@ def _write(asked: ScalingRequest, results: list[SizeResult], about: dict[str, An
 
 
 def main() -> None:
-    warnings.filterwarnings("ignore")  # the engines' own advice on small models
+    warnings.filterwarnings("ignore")  # the engines warn about small models
     results = run(ScalingRequest.from_json(sys.argv[1]))
     if detect().is_main and not all(each.is_same_training for each in lines_of(results)):
         sys.exit(1)

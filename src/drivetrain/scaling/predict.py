@@ -1,4 +1,4 @@
-"""The planner's step time for a size, by what was measured on one rank and of the exchanges."""
+"""Predict the step time of a size from one rank's step time and measured exchanges."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from drivetrain.scaling.workload import VOCABULARY, Workload, loss_of
 _EXCHANGES = ("all_reduce", "all_gather", "reduce_scatter")
 _SMALL_BYTES = 4096
 _OVERLAP = 0.9
-"""As a cluster file has it; 0 where a rank computes on the processor that also exchanges."""
+"""The default of a cluster file; 0 if ranks compute on the CPU that also communicates."""
 
 
 def profiler_of(workload: Workload) -> Profiler:
-    """The model that is trained, traced on fake tensors; it never waits."""
+    """Return a profiler of the trained model, traced on fake tensors without emulated compute."""
     return Profiler(
         Subject(
             "scaling",
@@ -42,15 +42,15 @@ def profiler_of(workload: Workload) -> Profiler:
 
 @dataclass(frozen=True)
 class Exchanges:
-    """What ranks take to exchange, as `bench collectives` and `probe` measure it."""
+    """The cost of communication, as measured by `bench collectives` and `probe`."""
 
     link: Link
     sharded_unit_s: float = 0.0
-    """What fsdp costs the host per layer beside what it sends; measured on CPUs only."""
+    """Host time of fsdp per layer in addition to communication; measured on CPUs only."""
 
 
 def measure_exchanges(num_ranks: int, gradient_bytes: int, accelerator: Accelerator) -> Exchanges:
-    """On these ranks, at an empty size and at this model's."""
+    """Measure exchanges on these ranks, at a small size and at this model's sizes."""
     sizes = (_SMALL_BYTES, max(2 * _SMALL_BYTES, gradient_bytes // 4), gradient_bytes)
     asked = CollectivesRequest(_EXCHANGES, sizes, is_thorough=False)
     (found,) = measure_all(asked, rank_sets([0] * num_ranks, {}), accelerator.device)
@@ -66,10 +66,10 @@ def link_of(fits: Sequence[ExchangeFit]) -> Link:
 
 
 def compute_seconds(setting: Setting, alone_s: float, waited_s: float) -> float:
-    """Of one rank, by a step of bare torch on one rank of which so much was waiting.
+    """Return one rank's compute time, from a step of bare torch on one rank.
 
-    What is waited for is divided as the samples are; what is not stays where it is small beside
-    the waiting, and is divided where it is all there is.
+    `waited_s`, the emulated part, scales with the share of samples. With emulation the rest stays
+    constant, because it is small; without it, everything scales with the share.
     """
     rest = alone_s - waited_s
     return waited_s * setting.share + (rest if waited_s else rest * setting.share)
@@ -83,7 +83,7 @@ def predicted_s(
     exchanges: Exchanges,
     overlap: float,
 ) -> float:
-    """One step of a strategy, on devices that compute as fast as the one rank did."""
+    """Predict a step of a strategy, on devices that compute as fast as the one rank did."""
     layout = Layout(**{traits_of(strategy).fills: setting.num_ranks})
     candidate = Candidate(layout, strategy, micro_batch_size=setting.rank_batch)
     unit_s = exchanges.sharded_unit_s
@@ -97,7 +97,7 @@ def predicted_s(
 def predictions(
     workload: Workload, alone_s: Mapping[str, float], found: Exchanges | None, *, is_cpu: bool
 ) -> dict[str, float]:
-    """By strategy; on one rank nothing is exchanged, and that is where it was measured."""
+    """Predict step times by strategy; empty for one rank, where they were measured."""
     setting = workload.setting
     if found is None:
         return {}

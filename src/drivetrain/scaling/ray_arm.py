@@ -1,6 +1,6 @@
-"""Ray Train's turn: a TorchTrainer with workers of its own. `python -m … ray_arm REQUEST`.
+"""The Ray Train arm: a TorchTrainer with its own workers.
 
-The loop is the bare one, on a model that Ray's `prepare_model` has wrapped.
+The loop is the bare one, on a model wrapped by Ray's `prepare_model`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from drivetrain.scaling.request import ScalingRequest, Setting
 from drivetrain.scaling.turns import Turns, reach_store
 
 _OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "NODE_")
-"""What our ranks know of themselves; Ray's workers are others."""
+"""Environment variables of our ranks, which Ray's workers must not inherit."""
 _TAIL = 3000
 _ASK = "ray/ask"
 _PATIENCE = timedelta(hours=2)
 _END_S = 60
 _PLENTY = 1024
-"""Processors that Ray is told of: how many workers there are is up to the sizes."""
+"""CPUs declared to Ray, enough for the workers of any size."""
 
 
 @dataclass
 class RayDriver:
-    """On rank 0: Ray on this node, from the first size to the last; each gets workers anew."""
+    """Ray on rank 0's node, for the whole benchmark; each size gets new workers."""
 
     asked: ScalingRequest
     store: Any
@@ -43,7 +43,7 @@ class RayDriver:
     _number: int = 0
 
     def start_workers(self, setting: Setting, key: str, turns: Turns) -> None:
-        """As many as ranks, ready to take turns."""
+        """Start as many workers as ranks, and wait until they are ready."""
         config = {
             "asked": self.asked.to_json(),
             "setting": asdict(setting),
@@ -62,9 +62,9 @@ class RayDriver:
 
 @contextmanager
 def ray_driver(asked: ScalingRequest, store: Any, where: tuple[str, int]) -> Iterator[RayDriver]:
-    """In a process of its own: Ray's workers know nothing of our ranks."""
+    """Run Ray in a separate process, without the environment of our ranks."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(_OF_RANKS)}
-    # only this machine reaches it; a token in the user's home would make the head ask for it
+    # only local; with a token in the user's home, the head would require it
     environment |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         log = Path(folder) / "driver.log"
@@ -84,7 +84,7 @@ def ray_driver(asked: ScalingRequest, store: Any, where: tuple[str, int]) -> Ite
 
 
 def _train_loop(config: dict[str, Any]) -> None:
-    """One of Ray's workers."""
+    """Run one of Ray's workers."""
     import time
 
     import torch
@@ -117,7 +117,7 @@ def _train_loop(config: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """`… HOST PORT FOLDER`: train whenever asked to, until asked to end."""
+    """Arguments HOST PORT FOLDER: run the requested trainings until told to end."""
     import ray
     import torch
     from ray.train import RunConfig, ScalingConfig

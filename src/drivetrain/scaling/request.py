@@ -1,4 +1,4 @@
-"""What is to be measured, as the client says it to the ranks; and what was found. No torch."""
+"""The request that the client sends to the ranks, and the results. Without torch."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from drivetrain.core.statistics import MedianInterval, paired_ratio, ratio_of_me
 
 MODES = ("weak", "strong")
 STRATEGIES = ("ddp", "fsdp")
-"""Those that torch has a bare engine for. Other libraries stand beside the first."""
+"""Strategies for which torch has an engine. Other libraries are compared with the first."""
 OTHERS = {
     "horovod": "`make horovod` builds and installs it",
     "ray": "pip install 'drivetrain[ray]'",
 }
-"""Libraries that can take turns with ours, by their module; how to come by them."""
+"""Libraries that can take turns with ours, by module, and how to install them."""
 LEAST_BATCH = 8
 LOSS_STEPS = 10
 """Steps whose losses are compared with those of one process on the whole batch."""
 LOSS_TOLERANCE = 1e-5
-"""Relative. A sum over ranks adds in another order than one process: fp32 keeps seven digits."""
+"""Relative. Ranks sum in a different order than one process, and fp32 has seven digits."""
 
 
 @dataclass(frozen=True)
 class ScalingRequest:
-    """What to measure, and where to write what was found."""
+    """What to measure, and where to write the results."""
 
     strategies: tuple[str, ...]
-    """Ours; each with its bare engine beside it."""
+    """Our strategies; each is compared with its bare engine."""
     beside: tuple[str, ...] = ()
-    """Other libraries that take their turns: names in `OTHERS`."""
+    """Other libraries to measure: names in `OTHERS`."""
     modes: tuple[str, ...] = MODES
     sizes: tuple[int, ...] = ()
     """Numbers of ranks; empty: powers of two up to all of them."""
     batch_size: int | None = None
-    """Samples of a step: of each rank (weak), of all together (strong)."""
+    """Samples per step: per rank (weak), in total (strong)."""
     steps_per_block: int = 10
     rounds: int = 10
-    """Of each pass; each holds a block of every arm."""
+    """Rounds per pass; each has a block of every arm."""
     passes: int = 2
-    """Through the sizes, up and down by turns, so that a drift of the machine meets all alike."""
+    """Passes through the sizes, alternately up and down, so drift affects all sizes alike."""
     emulate_compute_ms: float | None = None
-    """What `batch_size` samples take one rank, waited instead of computed."""
+    """Time of `batch_size` samples on one rank, slept instead of computed."""
     width: int = 64
     layers: int = 4
     sequence_length: int = 32
@@ -70,7 +70,7 @@ class Setting:
     mode: str
     num_ranks: int
     batch_size: int
-    """As it was asked for: a rank's (weak), everybody's (strong)."""
+    """As requested: per rank (weak), in total (strong)."""
 
     @property
     def rank_batch(self) -> int:
@@ -82,18 +82,18 @@ class Setting:
 
     @property
     def share(self) -> float:
-        """Of a one-rank step's compute that each rank has."""
+        """Each rank's fraction of a one-rank step's compute."""
         return self.rank_batch / self.batch_size
 
 
 def sizes_up_to(world_size: int) -> tuple[int, ...]:
-    """Powers of two, and all ranks."""
+    """Return the powers of two up to all ranks, and all ranks."""
     powers = [2**k for k in range(world_size.bit_length()) if 2**k <= world_size]
     return tuple(sorted({*powers, world_size}))
 
 
 def resolved(asked: ScalingRequest, world_size: int) -> tuple[tuple[int, ...], int]:
-    """Sizes and batch on so many ranks; refused where a batch cannot be divided."""
+    """Return the sizes and the batch size; ConfigError if the batch cannot be divided."""
     sizes = tuple(sorted({1, *(asked.sizes or sizes_up_to(world_size))}))
     if sizes[-1] > world_size:
         remedy = f"start {sizes[-1]} ranks (--nproc-per-node, --nnodes), or leave it out"
@@ -114,11 +114,11 @@ class ArmSamples:
     """One arm at one size: seconds per step, block by block, in the order of rounds."""
 
     strategy: str
-    """Which of ours it stands beside."""
+    """Our strategy that it is compared with."""
     arm: str
     seconds: list[float] = field(default_factory=list)
     loss_difference: float = 0.0
-    """The largest distance to one process's losses, as a part of them."""
+    """The largest relative difference to one process's losses."""
 
 
 @dataclass
@@ -144,9 +144,9 @@ class Line:
     arm: str
     step_s: float
     speedup: MedianInterval
-    """Samples a second, against bare torch on one rank."""
+    """Samples per second, relative to bare torch on one rank."""
     to_bare: MedianInterval | None
-    """Step time by that of the bare engine in the same round; None: it is the bare one."""
+    """Step time relative to the bare engine in the same round; None for the bare engine."""
     loss_difference: float
     predicted_s: float | None
 
@@ -161,7 +161,7 @@ class Line:
 
 
 def lines_of(results: Sequence[SizeResult]) -> list[Line]:
-    """From raw samples to figures; one rank of the same mode is what speed-ups are against."""
+    """Compute figures from raw samples; speed-ups are relative to one rank of the same mode."""
     alone = {
         (each.setting.mode, one.strategy): (one.seconds, each.setting.global_batch)
         for each in results
@@ -192,7 +192,7 @@ def lines_of(results: Sequence[SizeResult]) -> list[Line]:
 
 
 def loss_difference(losses: Sequence[float], of_one_process: Sequence[float]) -> float:
-    """The largest, as a part of the loss; what is no number, or missing, is infinitely far."""
+    """Return the largest relative difference; infinite if a loss is NaN or missing."""
     pairs = list(zip(losses, of_one_process, strict=False))
     if len(pairs) < len(of_one_process):
         return math.inf
@@ -203,7 +203,7 @@ def loss_difference(losses: Sequence[float], of_one_process: Sequence[float]) ->
 def results_document(
     asked: ScalingRequest, results: Sequence[SizeResult], about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Everything, raw samples included."""
+    """Return all results, including raw samples."""
     return {
         **about,
         "asked": asdict(asked),

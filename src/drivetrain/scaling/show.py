@@ -1,4 +1,4 @@
-"""Lines as people read them: a table and a picture. No torch."""
+"""Present lines as a table and as a plot. Without torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from drivetrain.scaling.request import AGAIN, BARE, OURS, Line, ScalingRequest
 
 _WIDTHS = (8, 6, 22, 10, 20, 20, 22, 12, 16)
 _TITLES = (
-    ("mode", "ranks", "arm", "step", "speed-up", "efficiency", "step by bare's", "losses", "plan"),
-    ("", "", "", "(ms)", "(95%)", "(%, 95%)", "(same round, 95%)", "(apart)", "(ms, error)"),
+    ("mode", "ranks", "arm", "step", "speed-up", "efficiency", "step / bare", "losses", "plan"),
+    ("", "", "", "(ms)", "(95%)", "(%, 95%)", "(same round, 95%)", "(difference)", "(ms, error)"),
 )
 _BARE_NAMES = {"ddp": "DDP", "fsdp": "FSDP2"}
 
@@ -22,15 +22,15 @@ def heading(asked: ScalingRequest, about: Mapping[str, Any]) -> Iterator[str]:
     yield "# " + ", ".join(f"{name} {value}" for name, value in about.items())
     if asked.emulate_compute_ms is not None:
         yield (
-            f"# emulated: {asked.emulate_compute_ms:g} ms of a step are waited, not computed; "
-            "this measures synchronisation, not devices"
+            f"# emulated: {asked.emulate_compute_ms:g} ms of a step is sleep, not compute; "
+            "this measures synchronization, not devices"
         )
     for titles in _TITLES:
         yield "# " + _columns(titles)[2:]
 
 
 def line(one: Line) -> str:
-    """One row."""
+    """Return one row of the table."""
     plan = "" if one.predicted_s is None or one.arm != OURS else _plan(one)
     apart = "same bits" if one.loss_difference == 0 else f"{one.loss_difference:.0e}"
     return _columns(
@@ -49,7 +49,7 @@ def line(one: Line) -> str:
 
 
 def name_of(one: Line) -> str:
-    """`drivetrain ddp`, `bare DDP`, `bare DDP again`, `ray`, `horovod`."""
+    """Return the display name of an arm, for example `bare DDP again`."""
     engine = _BARE_NAMES.get(one.strategy, one.strategy)
     names = {
         OURS: f"{OURS} {one.strategy}",
@@ -65,10 +65,10 @@ def summary(lines: Sequence[Line]) -> Iterator[str]:
     others = [each for each in lines if not each.is_same_training]
     if others:
         named = ", ".join(f"{name_of(each)} on {each.num_ranks} ({each.mode})" for each in others)
-        yield f"# losses differ from one process on the same samples: {named}"
+        yield f"# losses differ from those of one process on the same samples: {named}"
     else:
         worst = max(each.loss_difference for each in lines)
-        yield f"# losses: all arms train what one process trains (largest difference {worst:.0e})"
+        yield f"# losses: all arms match one process (largest difference {worst:.0e})"
 
 
 def _plan(one: Line) -> str:
@@ -88,7 +88,7 @@ def _columns(words: Sequence[str]) -> str:
 def plot(
     lines: Sequence[Line], asked: ScalingRequest, about: Mapping[str, Any], path: Path
 ) -> None:
-    """Speed-up and efficiency by ranks, a row of pictures per mode; dashed: the planner's."""
+    """Plot speed-up and efficiency by ranks, one row of plots per mode; dashed: predicted."""
     require("matplotlib", extra="plan")
     import matplotlib as mpl
 
@@ -114,7 +114,7 @@ def plot(
         right.legend(fontsize=8, loc="lower left")
     title = ", ".join(f"{name} {value}" for name, value in about.items())
     if asked.emulate_compute_ms is not None:
-        title += f"\nemulated: {asked.emulate_compute_ms:g} ms of a step are waited, not computed"
+        title += f"\nemulated: {asked.emulate_compute_ms:g} ms of a step is sleep, not compute"
     figure.suptitle(title, fontsize=10)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
@@ -126,7 +126,7 @@ def _curves(lines: Sequence[Line], left: Any, right: Any) -> None:
     for index, name in enumerate(names):
         of_arm = [each for each in lines if name_of(each) == name]
         style = {"color": f"C{index}", "marker": "o", "ms": 4, "capsize": 3, "lw": 1.2}
-        # side by side, where they would hide each other
+        # shifted sideways, so that they do not hide each other
         aside = [each.num_ranks * 2 ** (0.03 * (index - len(names) / 2)) for each in of_arm]
         for axes, values, scale in (
             (left, [each.speedup for each in of_arm], 1.0),

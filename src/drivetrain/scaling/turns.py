@@ -1,6 +1,6 @@
-"""Taking turns with processes that another library has started: one store, a few keys.
+"""Take turns with processes that another library has started, through a store.
 
-Our ranks say when a block is to run; the others wait on the store meanwhile, and use no processor.
+Our ranks decide when a block runs; the others wait on the store, which uses no CPU time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _POLL_S = 0.2
 
 
 class Turns:
-    """One group of such processes at one setting; `key` tells it from the others."""
+    """One group of such processes at one setting, identified by `key`."""
 
     def __init__(self, store: Any, key: str, num_ranks: int) -> None:
         self._store, self._key, self._num_ranks = store, key, num_ranks
@@ -28,7 +28,7 @@ class Turns:
     # on our side
 
     def wait_until_ready(self, is_alive: Callable[[], bool], tail: Callable[[], str]) -> None:
-        """All of the others have come, or their launcher has failed."""
+        """Wait until all of them are ready; raise WorkerFailure if their launcher fails."""
         keys, deadline_s = self._of_all("ready"), time.monotonic() + _PATIENCE.total_seconds()
         while not self._store.check(keys):
             if not is_alive() or time.monotonic() > deadline_s:
@@ -36,14 +36,14 @@ class Turns:
             time.sleep(_POLL_S)
 
     def block(self, number: int, *, is_main: bool) -> float:
-        """On every rank of ours: let them run one block; seconds, by the first of them."""
+        """Let them run one block; return the first one's seconds. Call it on all our ranks."""
         if is_main:
             self._store.set(f"{self._key}/go/{number}", "run")
         self._store.wait(self._of_all(f"done/{number}"), _PATIENCE)
         return float(self._store.get(f"{self._key}/done/{number}/0"))
 
     def end(self, number: int, *, is_main: bool) -> list[float]:
-        """No more blocks; the losses of each step."""
+        """End the blocks; return the losses of each step."""
         if is_main:
             self._store.set(f"{self._key}/go/{number}", "end")
         self._store.wait([f"{self._key}/losses"], _PATIENCE)
@@ -58,7 +58,7 @@ class Turns:
     def take(
         self, rank: int, block: Callable[[], float], losses: Callable[[], list[float]]
     ) -> None:
-        """Run a block whenever told to, until there are no more."""
+        """Run a block whenever told to, until told to end."""
         self._store.set(f"{self._key}/ready/{rank}", "1")
         number = 0
         while True:

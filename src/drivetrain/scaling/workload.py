@@ -1,4 +1,4 @@
-"""What every arm trains: a small decoder on generated tokens, computed or waited for."""
+"""The training of every arm: a small decoder on generated tokens, computed or emulated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VOCABULARY, _POOL, _SEED, LEARNING_RATE = 128, 4096, 1234, 0.05
 
 
 class _Wait(torch.autograd.Function):
-    """The identity, which takes its time: a third of it forward, two thirds backward."""
+    """The identity with a delay: a third of it in forward, two thirds in backward."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, seconds: float) -> torch.Tensor:
@@ -33,7 +33,7 @@ class _Wait(torch.autograd.Function):
 
 
 class WaitingLayer(nn.Module):
-    """As many weights as a transformer's layer; next to no compute, and a wait in its place."""
+    """As many weights as a transformer layer; almost no compute, and a delay in its place."""
 
     def __init__(self, width: int, wait_s: float) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def _transformer_layer(width: int) -> nn.Module:
 
 
 class Decoder(nn.Module):
-    """Embedding, layers, head."""
+    """A decoder: embedding, layers, head."""
 
     def __init__(self, width: int, layers: list[nn.Module]) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Decoder(nn.Module):
 
 
 class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """As many samples as the steps need; after the pool is through, the same again."""
+    """As many samples as the steps need, from a fixed pool that repeats."""
 
     def __init__(self, number: int, length: int) -> None:
         generator = torch.Generator().manual_seed(_SEED)
@@ -104,7 +104,7 @@ class Workload:
 
     @property
     def num_steps(self) -> int:
-        """One block of warm-up, then one a round."""
+        """One warm-up block, then one block per round."""
         return self.asked.steps_per_block * (self.asked.rounds + 1)
 
     @property
@@ -112,7 +112,7 @@ class Workload:
         return (self.asked.emulate_compute_ms or 0.0) / 1e3 * self.setting.share
 
     def model(self, *, waits: bool = True) -> nn.Module:
-        """With the same weights each time, and nobody else's random numbers moved."""
+        """Return a model with the same weights each time; other random states are unchanged."""
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(_SEED)
             width, number = self.asked.width, self.asked.layers
@@ -128,7 +128,7 @@ class Workload:
         return torch.optim.SGD(parameters, lr=LEARNING_RATE)
 
     def batches(self, rank: int, device: torch.device) -> Iterator[list[torch.Tensor]]:
-        """This rank's, as torch's DistributedSampler deals samples that are not shuffled."""
+        """Yield this rank's batches, from torch's DistributedSampler without shuffling."""
         from torch.utils.data import DataLoader, DistributedSampler
 
         data = self.dataset()
@@ -139,7 +139,7 @@ class Workload:
             yield [tensor.to(device, non_blocking=True) for tensor in batch]
 
     def losses_of_one_process(self, device: torch.device, num_steps: int) -> list[float]:
-        """Plain torch on the whole batch of each step, in pieces of one rank's size."""
+        """Return losses of plain torch on each step's whole batch, in pieces of one rank's size."""
         model = self.model(waits=False).to(device)
         optimizer = self.optimizer(model.parameters())
         data, size, found = self.dataset(), self.setting.rank_batch, []

@@ -1,6 +1,7 @@
-"""One folder per strategy: everything that is said about it.
+"""One package per strategy, with everything that is specific to it.
 
-`<name>/__init__.py` has its traits and its settings and loads no torch; what they refer to does.
+`<name>/__init__.py` defines its traits and settings and does not import torch; the modules that the
+traits refer to do.
 """
 
 BUILT_IN = {
@@ -11,4 +12,5 @@ BUILT_IN = {
     "deepspeed": "drivetrain.strategies.deepspeed:TRAITS",
     "horovod": "drivetrain.strategies.horovod:TRAITS",
 }
-"""The first is the default. Other packages add theirs by the entry point of this name."""
+"""The first is the default. Other packages register strategies as entry points of the group
+`drivetrain.strategies`."""

@@ -1,4 +1,4 @@
-"""bitwise: data parallelism whose weights do not depend on the number of ranks, to the last bit."""
+"""bitwise: data parallelism whose weights are bit-identical for any number of ranks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from drivetrain.strategies.ddp.strategy import DDPStrategy
 from drivetrain.strategies.single import SingleModel
 from drivetrain.strategies.strategy import ONE_MODEL, Profile
 
-# Adding n things up in one fixed order, whoever holds which of them.
+# A sum of n values in one fixed order, however they are distributed over ranks.
 #
 # Floating-point addition is not associative, so a sum's bits depend on its order. Here the order is
-# a balanced binary tree over indices 0 … n - 1, and a holder of neighbouring indices can add up
-# whole subtrees alone: the pieces it ends with are nodes of the tree, wherever the cuts lie.
+# a balanced binary tree over indices 0 … n - 1. A rank that holds neighbouring indices can add up
+# whole subtrees alone: its remaining pieces are nodes of the tree, wherever its range starts and
+# ends.
 
 Span = tuple[int, int]
 """Half-open: (2, 4) covers indices 2 and 3."""
@@ -39,7 +40,7 @@ T = TypeVar("T", bound=_Addable)
 
 
 class TreeAccumulator(Generic[T]):
-    """Takes indices in ascending order; merges two neighbours once they are one node's halves."""
+    """Sum values by index, in ascending order; neighbours that form one tree node are merged."""
 
     def __init__(self) -> None:
         self._pieces: list[tuple[Span, T]] = []
@@ -54,7 +55,7 @@ class TreeAccumulator(Generic[T]):
         self._pieces.append((span, value))
 
     def take(self) -> list[tuple[Span, T]]:
-        """The pieces, in order; the accumulator is empty afterwards."""
+        """Return the pieces in order and empty the accumulator."""
         pieces, self._pieces = self._pieces, []
         return pieces
 
@@ -65,7 +66,7 @@ def _are_halves(left: Span, right: Span) -> bool:
 
 
 def pieces_of(start: int, stop: int) -> list[Span]:
-    """The pieces a holder of start … stop - 1 ends with."""
+    """Return the pieces that remain for a rank that holds start … stop - 1."""
     spans: list[Span] = []
     for index in range(start, stop):
         span = (index, index + 1)
@@ -76,62 +77,62 @@ def pieces_of(start: int, stop: int) -> list[Span]:
 
 
 def tree_sum(pieces: Mapping[Span, T], start: int, stop: int) -> T:
-    """The sum over start … stop - 1, in tree order, from pieces that are nodes of the tree."""
+    """Return the sum over start … stop - 1 in tree order, from pieces that are tree nodes."""
     if (start, stop) in pieces:
         return pieces[start, stop]
     half = 1 << ((stop - start - 1).bit_length() - 1)
     return tree_sum(pieces, start, start + half) + tree_sum(pieces, start + half, stop)
 
 
-# bitwise: data parallelism whose weights do not depend on the number of ranks, to the last bit.
+# Data parallelism whose weights are bit-identical for any number of ranks.
 #
-# Each micro-batch's gradient is kept apart and added in the order of a fixed tree over micro-batch
-# indices (`tree_sum`). Ranks exchange the tree's pieces by all-to-all, each adds up its own slice
-# of the flat gradient, and an all-gather brings the slices together: as many bytes as a ring all-
-# reduce when the ranks divide the micro-batches evenly into powers of two, a few pieces more when
-# not.
+# Each micro-batch's gradient is kept separately and added in the order of a fixed tree over micro-
+# batch indices (`tree_sum`). Ranks exchange the tree's pieces by all-to-all, each rank adds up its
+# own slice of the flat gradient, and an all-gather combines the slices. This sends as many bytes as
+# a ring all-reduce when the ranks divide the micro-batches evenly into powers of two, and a few
+# pieces more otherwise.
 
-# torch 2.13 renamed it, and warns about the old name
+# torch 2.13 renamed this function and warns about the old name
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class BitwiseStrategy(DDPStrategy):
-    """ddp's costs and problems; its own way of adding gradients."""
+    """Costs and problems as for ddp, but gradients are added in a fixed order."""
 
     def __init__(self, config: DDP, blocks: list[range]) -> None:
         super().__init__(config)
         self._blocks = blocks
 
     def problems(self, profile: Profile, layout: Layout, cluster: Cluster) -> list[Problem]:
-        """Gradients are added in one flat fp32 vector."""
+        """Return ddp's problems, and one if weights are not fp32: gradients are added in fp32."""
         found = super().problems(profile, layout, cluster)
         if profile.dtypes - {"float32"}:
             names = ", ".join(sorted(profile.dtypes))
             found.append(
                 Problem(
                     "reproducibility",
-                    f"the same bits are only kept for fp32 weights, and the model has {names}",
-                    "make the model in fp32 (precision.dtype sets what it computes in)",
+                    f"requires fp32 weights, and the model has {names}",
+                    "create the model in fp32 (precision.dtype sets the compute precision)",
                     "bitwise",
                 )
             )
         return found
 
     def notes(self, model: nn.Module, world: World) -> list[str]:
-        """What cannot be vouched for."""
+        """Return what the bitwise guarantee does not cover."""
         return [f"not covered by reproducibility=bitwise: {gap}" for gap in uncovered(model)]
 
     def apply(self, model: nn.Module, world: World) -> ParallelModel:
-        """Leave the model as it is; the ranks start from the same seeded weights."""
+        """Leave the model unchanged; all ranks start from the same seeded weights."""
         return FixedOrderModel(model.to(world.device), world, self._blocks)
 
     def apply_beside_others(self, model: nn.Module, world: World) -> ParallelModel:
-        """Gradients of all that a backward passes go into one tree."""
+        """Not supported: one tree sums all gradients of a backward."""
         raise ConfigError([ONE_MODEL])
 
 
 class FixedOrderModel(SingleModel):
-    """A whole model per rank, gradients added in the tree's order."""
+    """A full model per rank, with gradients added in the tree's order."""
 
     can_replay = False
 
@@ -154,7 +155,7 @@ class FixedOrderModel(SingleModel):
 
     @contextmanager
     def micro_batch(self, index: int, *, is_last: bool) -> Iterator[None]:
-        """Gradients of this micro-batch go to a buffer of their own, then into the tree."""
+        """Collect this micro-batch's gradients in a separate buffer, then add it to the tree."""
         self._skip_to(index)
         leaf = torch.zeros_like(self._template)
         self._point_gradients_at(leaf)
@@ -163,7 +164,7 @@ class FixedOrderModel(SingleModel):
         self._next = index + 1
 
     def finish_gradients(self) -> None:
-        """Exchange pieces, add them up in order, and give every rank the result."""
+        """Exchange pieces, add them up in order, and give all ranks the result."""
         self._skip_to(self._stop)
         self._next = self._first
         pieces = self._tree.take()
@@ -176,13 +177,13 @@ class FixedOrderModel(SingleModel):
         self._point_gradients_at(total)
 
     def _skip_to(self, index: int) -> None:
-        """Micro-batches without samples (a short last batch) are leaves of zeros."""
+        """Add leaves of zeros for micro-batches without samples (of a short last batch)."""
         for empty in range(self._next, index):
             self._tree.add(empty, torch.zeros_like(self._template))
         self._next = index
 
     def _exchange(self, pieces: list[tuple[Span, torch.Tensor]]) -> dict[Span, torch.Tensor]:
-        """My slice of every rank's pieces."""
+        """Return this rank's slice of every rank's pieces."""
         width = self._slice
         num_mine = len(pieces)
         if num_mine == 1:
@@ -212,7 +213,7 @@ class FixedOrderModel(SingleModel):
 
 
 def uncovered(model: nn.Module) -> list[str]:
-    """What `reproducibility: bitwise` cannot vouch for in this model."""
+    """Return what `reproducibility: bitwise` cannot guarantee for this model."""
     norms = [
         name
         for name, module in model.named_modules()

@@ -1,7 +1,7 @@
-"""CostModel: what a strategy takes of a model on a layout, in memory and in exchanges. No torch.
+"""CostModel: memory and communication of a strategy for a model on a layout. Imports no torch.
 
-One model for two questions: the planner asks it about every candidate, part by part of a traced
-model; a run's start-up check asks it about the model that is there (`Strategy.cost`).
+It serves two callers: the planner evaluates every candidate, part by part of a traced model; a
+run's start-up check evaluates the actual model (`Strategy.cost`).
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from drivetrain.core.traits import traits_of
 from drivetrain.parallel.layout import Layout
 
 BUCKET_BYTES = 25e6
-"""Gradients that are reduced beside backward are sent in pieces of this size."""
+"""Gradients that are reduced during backward are sent in buckets of this size."""
 
 
 @dataclass(frozen=True)
 class WorkNumbers:
-    """One direction through a part."""
+    """Memory and work of one direction (forward or backward) through a part."""
 
     peak: float = 0.0
-    """Most bytes alive, weights' gradients left out, from the beginning of the part's forward."""
+    """Peak bytes alive without gradients of weights, relative to the start of the part's forward.
+    """
     peak_with_gradients: float = 0.0
-    """The same with the gradients that the part adds."""
+    """The same, including the gradients that the part adds."""
     gradients: float = 0.0
     """Bytes of gradients that the part adds."""
     end: float = 0.0
-    """Bytes alive at its end, gradients left out."""
+    """Bytes alive at its end, without gradients."""
     flops: float = 0.0
     attention_flops: float = 0.0
     moved_bytes: float = 0.0
@@ -41,12 +42,12 @@ class WorkNumbers:
     num_operations: float = 0.0
     num_products: float = 0.0
     exchanges: tuple[tuple[str, str, float, int], ...] = ()
-    """(axis, kind, bytes in all, number of calls): within layers that tp or ep share."""
+    """(axis, kind, total bytes, number of calls): inside layers that are sharded by tp or ep."""
 
 
 @dataclass(frozen=True)
 class PartNumbers:
-    """One part of a model: what is before its blocks, a block, or what is after them. Bytes."""
+    """Sizes in bytes of one part of a model: before its blocks, one block, or after them."""
 
     parameters: float
     trained: float
@@ -57,18 +58,18 @@ class PartNumbers:
     forward: WorkNumbers = WorkNumbers()
     backward: WorkNumbers = WorkNumbers()
     experts: float = 0.0
-    """Of `parameters`: what ep spreads."""
+    """The part of `parameters` that ep shards."""
     trained_experts: float = 0.0
-    """Of `trained`."""
+    """The part of `trained` that ep shards."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """How a strategy is used: what its cost depends on beside the model."""
+    """How a strategy is used: everything its cost depends on except the model."""
 
     layout: Layout
     options: Any
-    """Its own section of the config."""
+    """The strategy's own section of the config."""
     accumulation: int = 1
     """Micro-batches per rank and step."""
     precision: str = "fp32"
@@ -76,26 +77,26 @@ class Use:
 
     @property
     def num_shards(self) -> int:
-        """Ranks that shards are over."""
+        """Number of ranks that one copy is sharded over."""
         return self.layout.dp_shard * self.layout.cp
 
     def whole(self, part: PartNumbers) -> float:
-        """Bytes of a part's weights when its shards are put together: ep leaves others' experts."""
+        """Bytes of a part's gathered weights; with ep, experts of other ranks are not included."""
         return part.parameters - part.experts * (1 - 1 / self.layout.ep)
 
     def whole_trained(self, part: PartNumbers) -> float:
-        """The same of its gradients."""
+        """Bytes of a part's unsharded gradients, by the same rule as `whole`."""
         return part.trained - part.trained_experts * (1 - 1 / self.layout.ep)
 
     @property
     def is_divided(self) -> bool:
-        """Whether the model itself is cut: tp, pp or cp."""
+        """Whether tp, pp or cp shards the model or its sequences."""
         return self.layout.tp * self.layout.pp * self.layout.cp > 1
 
 
 @dataclass(frozen=True)
 class Moment:
-    """One point of a step, beside what is always there. Bytes."""
+    """Bytes at one point of a step, in addition to what is always held (`Held`)."""
 
     name: str
     activations: float
@@ -105,7 +106,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Held:
-    """What is there all the time. Bytes."""
+    """Bytes held throughout a step."""
 
     parameters: float
     optimizer: float
@@ -113,48 +114,46 @@ class Held:
 
 
 class Walk(Protocol):
-    """A rank's memory, moment by moment through a step."""
+    """A rank's memory at each moment of a step."""
 
     def held(self) -> Held:
-        """All the time."""
+        """Return what is held throughout the step."""
         ...
 
     def forward(self) -> list[Moment]:
-        """Part by part."""
+        """Return the moments of forward, part by part."""
         ...
 
     def backward(self) -> list[Moment]:
-        """Part by part, from the last."""
+        """Return the moments of backward, part by part from the last."""
         ...
 
     def optimizer(self, extra: float) -> Moment:
-        """While weights move; `extra`: what the optimizer has in hand."""
+        """Return the moment of the optimizer step; `extra` is the optimizer's temporary memory."""
         ...
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one rank, at the moment when they are most."""
+    """Bytes on one rank at the moment of its peak memory."""
 
     parameters: float
     gradients: float
     optimizer: float
     buffers: float
     activations: float
-    """Saved for backward, and what an operation has in hand."""
+    """Saved for backward, and temporary memory of operations."""
     gathered: float
-    """Weights put together, gradients on their way, messages between stages."""
+    """Gathered weights, gradients that are being sent, messages between stages."""
     batch: float
     moment: str
-    """When that is: forward, backward or optimizer."""
+    """When the peak is: forward, backward or optimizer."""
 
     @property
     def total(self) -> float:
-        """All of it."""
         return sum(self.components().values())
 
     def components(self) -> dict[str, float]:
-        """By name."""
         return {
             "parameters": self.parameters,
             "gradients": self.gradients,
@@ -168,33 +167,34 @@ class Memory:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What a rank hands to collectives in a step, and what runs beside it."""
+    """What a rank passes to collectives in a step, and the computation that overlaps it."""
 
     kind: str
     axes: tuple[str, ...]
     num_bytes: float
-    """Of the whole: what a gather gives, what a reduction is given."""
+    """Bytes of the whole tensor: the output of a gather, the input of a reduction."""
     calls: float = 1.0
-    """Collectives that these bytes are in."""
+    """Number of collectives that these bytes are sent in."""
     times: float = 1.0
-    """A step does all this so many times."""
+    """How many times a step does all this."""
     beside: Literal["forward", "backward", "nothing"] = "nothing"
+    """The computation that overlaps it."""
     turns: float = 1.0
-    """Micro-batches of computing that it runs beside."""
+    """Micro-batches of computation that it overlaps with."""
     pieces: float = math.inf
-    """One of so many has nothing beside it: the first gather, the last reduction."""
+    """One piece out of this many does not overlap: the first gather, the last reduction."""
     units: float = 0.0
     """Sharded units that the host prepares for it."""
 
     def sent_bytes(self, layout: Layout) -> float:
-        """Per rank and step, in a ring."""
+        """Return the bytes sent per rank and step with ring collectives."""
         ranks: int = math.prod(getattr(layout, axis) for axis in self.axes)
         return self.times * passes(self.kind, ranks) * self.num_bytes
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to use a strategy on the ranks that are left for data parallelism."""
+    """One way to use a strategy on the ranks available for data parallelism."""
 
     dp_replicate: int
     dp_shard: int
@@ -202,73 +202,77 @@ class Variant:
 
 
 class CostModel(Protocol):
-    """Of one strategy. What has a default here suits full copies of the model."""
+    """The cost of one strategy. The defaults fit strategies that keep full copies of the model."""
 
     def variants(
         self, dp: int, cp: int, *, is_divided: bool, shard_sizes: Sequence[int]
     ) -> Iterator[Variant]:
-        """What could be done with `dp` ranks; `shard_sizes` are those worth looking at."""
+        """Yield the possible uses of `dp` ranks; `shard_sizes` are the sizes worth trying."""
         ...
 
     def walk(
         self, parts: Sequence[PartNumbers], is_root: Sequence[bool], hidden: float, use: Use
     ) -> Walk:
-        """Memory. `is_root`: in no block; `hidden`: bytes of a hidden state between blocks."""
+        """Return the memory of a step.
+
+        `is_root` marks parts that are in no block; `hidden` is the number of bytes of a hidden
+        state between blocks.
+        """
         return CopiedWalk(parts, keeps_gradients=use.accumulation > 1 or use.layout.dp > 1)
 
     def exchanges(
         self, parts: Sequence[PartNumbers], is_root: Sequence[bool], use: Use
     ) -> list[Exchange]:
-        """What is sent, and beside what."""
+        """Return what is sent, and which computation overlaps it."""
         ...
 
     def label(self, use: Use) -> str:
-        """Its name in tables."""
+        """Return the name shown in tables."""
         ...
 
     def remark(self, use: Use) -> str:
-        """What is unusual about this use of it, in a word or two."""
+        """Return what is unusual about this use, in a word or two."""
         return ""
 
     def settings(self, use: Use) -> dict[str, str | int]:
-        """As keys of a run's config, beside the common ones."""
+        """Return the strategy's own config keys and values for this use."""
         return {}
 
     def complexity(self, use: Use) -> float:
-        """Of two that are equally fast the simpler is taken: 0 is the simplest."""
+        """Return how complex this use is, from 0; of equally fast plans the simpler one is used."""
         return 1.0
 
     def leaner(self, use: Use) -> Section | None:
-        """Options that take less memory and more time, if there are any."""
+        """Return options that need less memory and more time, or None."""
         return None
 
     def casts_weights(self, use: Use) -> bool:
-        """Whether weights come in the compute precision already."""
+        """Whether weights are provided in the compute precision already."""
         return False
 
     def num_shards(self, use: Use) -> int:
-        """Ranks that the optimizer's state is divided over."""
+        """Return the number of ranks that the optimizer state is sharded over."""
         return 1
 
     def step_shards(self, use: Use) -> int:
-        """Ranks that what the optimizer has in hand is divided over."""
+        """Return the number of ranks that the optimizer's temporary memory is sharded over."""
         return self.num_shards(use)
 
     def can_offload(self, use: Use) -> bool:
-        """Whether state can wait in the host's memory."""
+        """Whether state can be offloaded to host memory."""
         return False
 
     def on_device(self, memory: Memory, use: Use) -> Memory:
-        """Without what waits in the host's memory."""
+        """Return the memory without what is offloaded to the host."""
         return memory
 
     def least_state(self, weights: float, trained: float, state: float, use: Use) -> float:
-        """Weights, gradients and optimizer state in the most even split: no less is possible."""
+        """Return the lower bound of weights, gradients and optimizer state per rank."""
         return weights + trained + state
 
 
 class CopiedWalk(Walk):
-    """A full copy of the parts on each rank."""
+    """The memory of a rank that has a full copy of the parts."""
 
     def __init__(
         self, parts: Sequence[PartNumbers], *, keeps_gradients: bool, copies: int = 1
@@ -278,7 +282,6 @@ class CopiedWalk(Walk):
         self._gradients = copies * sum(part.trained for part in parts)
 
     def held(self) -> Held:
-        """Everything in full."""
         return Held(
             sum(part.parameters for part in self._parts),
             sum(part.optimizer for part in self._parts),
@@ -286,7 +289,7 @@ class CopiedWalk(Walk):
         )
 
     def forward(self) -> list[Moment]:
-        """Each part on top of what earlier ones have saved."""
+        """Return each part's peak, on top of what earlier parts have saved."""
         moments, saved = [], 0.0
         there = self._gradients if self._keeps else 0.0
         for part in self._parts:
@@ -295,7 +298,7 @@ class CopiedWalk(Walk):
         return moments
 
     def backward(self) -> list[Moment]:
-        """Back, with gradients coming in, or into where they already are."""
+        """Return the peaks of backward; gradients are new, or added to existing ones."""
         moments = []
         saved = sum(part.saved for part in self._parts)
         made = 0.0
@@ -311,14 +314,13 @@ class CopiedWalk(Walk):
         return moments
 
     def optimizer(self, extra: float) -> Moment:
-        """All gradients, and what the optimizer has in hand."""
         return Moment("optimizer", extra, self._gradients)
 
 
 def copies_with_buckets(parts: Sequence[PartNumbers], use: Use) -> CopiedWalk:
-    """Full copies whose gradients live in buckets from the first step on.
+    """Return the memory of full copies whose gradients are in buckets from the first step on.
 
-    Those of micro-batches that are not sent lie beside the buckets, not in them.
+    Accumulated gradients that are not sent yet need memory in addition to the buckets.
     """
     accumulates, is_copied = use.accumulation > 1, use.layout.dp > 1
     copies = 2 if accumulates and is_copied else 1
@@ -326,7 +328,7 @@ def copies_with_buckets(parts: Sequence[PartNumbers], use: Use) -> CopiedWalk:
 
 
 def reduced_copies(trained: float, use: Use, times: float = 1.0) -> list[Exchange]:
-    """Gradients of copies of the model, added up in buckets beside the last backward."""
+    """Return the all-reduce of gradients in buckets, overlapped with the last backward."""
     if use.layout.dp_replicate == 1:
         return []
     calls = max(1.0, trained / BUCKET_BYTES)
@@ -337,6 +339,6 @@ def reduced_copies(trained: float, use: Use, times: float = 1.0) -> list[Exchang
 
 @cache
 def cost_model(strategy: str) -> CostModel:
-    """Of a strategy, by its name."""
+    """Return the cost model of the strategy with this name."""
     found: CostModel = load(traits_of(strategy).cost)
     return found

@@ -1,4 +1,4 @@
-"""The model as it is, on one rank: nothing is sent. The yardstick for every strategy."""
+"""The unmodified model on one rank, without communication: the reference for every strategy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from drivetrain.parallel.several_models import backward_to
 
 
 class SingleModel(ParallelModel):
-    """One rank, the user's own module."""
+    """The user's own module on one rank."""
 
     can_replay = True
 
@@ -25,18 +25,18 @@ class SingleModel(ParallelModel):
         self.counts = counts
 
     def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:
-        """Gradients add up by themselves."""
+        """Do nothing: autograd accumulates gradients by itself."""
         return NOTHING
 
     def finish_gradients(self) -> None:
-        """They are complete."""
+        """Do nothing: gradients are complete."""
 
     def total_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        """Of the gradients at hand; layers that ranks share are counted whole."""
+        """Return the 2-norm of this rank's gradients; layers sharded over ranks count in full."""
         return total_norm(gradients)
 
     def local(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        """All of them, or this rank's part of a shared layer's."""
+        """Return the gradients; of a layer that is sharded over ranks, this rank's shard."""
         return local_parts(gradients)
 
 
@@ -46,5 +46,5 @@ class SingleOfSeveral(SingleModel):
     can_replay = False
 
     def backward(self, loss: torch.Tensor) -> None:
-        """To its own weights."""
+        """Add gradients to this model's own weights only."""
         backward_to(self.inner, loss)

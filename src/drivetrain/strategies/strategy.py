@@ -1,6 +1,6 @@
-"""Strategy: one way to spread a model. Its prediction stands beside its act.
+"""Strategy: one way to distribute a model over ranks, with a prediction of its cost.
 
-To add one: docs/extending.md.
+docs/extending.md explains how to add one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from drivetrain.strategies.cost import CostModel, Memory, PartNumbers, Use
 
 @dataclass(frozen=True)
 class Profile:
-    """What a strategy must know of a model to judge it, without a device."""
+    """What a strategy needs to know about a model to predict its cost, without a device."""
 
     num_parameters: int
     parameter_bytes: int
@@ -33,16 +33,16 @@ class Profile:
     optimizer_bytes: int
     """Two numbers per trained weight, as Adam keeps them; other optimizers keep fewer."""
     dtypes: frozenset[str] = frozenset({"float32"})
-    """Of the weights that are trained."""
+    """Of the trained weights."""
     micro_batches_per_step: int = 1
     """Per rank."""
     expert_bytes: int = 0
-    """Of the weights: those of experts, which ep spreads."""
+    """Bytes of the experts' weights, which ep shards."""
     expert_gradient_bytes: int = 0
 
     @classmethod
     def of(cls, model: nn.Module, micro_batches_per_step: int = 1) -> Profile:
-        """Count a model, on whatever device it is. Frozen weights have no gradients."""
+        """Measure a model on any device, including meta. Frozen weights have no gradients."""
         parameters = list(model.parameters())
         trained = [p for p in parameters if p.requires_grad]
         trained_bytes = sum(p.numel() * p.element_size() for p in trained)
@@ -61,7 +61,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Cost:
-    """Per rank: bytes that stay for the whole run, and bytes sent in one step."""
+    """Per rank: bytes held for the whole run, and bytes sent per step."""
 
     parameter_bytes: int
     gradient_bytes: int
@@ -70,51 +70,51 @@ class Cost:
 
     @property
     def state_bytes(self) -> int:
-        """Memory that is taken whatever the batch; activations come on top."""
+        """Bytes that do not depend on the batch size; activations are not included."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
 
 ONE_MODEL = Problem(
     "parallel.strategy",
-    "this way of spreading knows one model with one backward, and there are several",
+    "this strategy supports one model with one backward, and there are several",
     "use ddp or fsdp, without reproducibility=bitwise",
     has_value=False,
 )
 
 
 class Strategy(Protocol):
-    """How a model is spread, what that costs, and what stands in the way."""
+    """How a model is distributed, what that costs, and what prevents it."""
 
     def problems(self, profile: Profile, layout: Layout, cluster: Cluster) -> list[Problem]:
-        """Why this cannot be done; empty when it can."""
+        """Return why this strategy cannot be used; empty if it can."""
         ...
 
     def cost(self, profile: Profile, layout: Layout, cluster: Cluster) -> Cost:
-        """What it takes per rank; by the model of it that the planner has (`cost_now`)."""
+        """Return the cost per rank, from the cost model that the planner uses (`cost_now`)."""
         ...
 
     def notes(self, model: nn.Module, world: World) -> list[str]:
-        """What the user should read of this model under this strategy."""
+        """Return what the user should know about this model under this strategy."""
         return []
 
     def shards_on(self, world: World) -> torch.device | None:
-        """Where `apply` leaves shards of a model that is on the meta device, to be filled then.
+        """Return the device on which `apply` leaves empty shards of a model on the meta device.
 
-        None: it needs a model with its weights.
+        None if `apply` needs a model with its weights.
         """
         return None
 
     def apply(self, model: nn.Module, world: World) -> ParallelModel:
-        """Do it. Moving the model, or what this rank keeps of it, to the device is part of it."""
+        """Distribute the model. This moves it, or this rank's part of it, to the device."""
         ...
 
     def apply_beside_others(self, model: nn.Module, world: World) -> ParallelModel:
-        """The same for one of several models, whose backward reaches its own weights only."""
+        """Like `apply`, for one of several models: its backward reaches its own weights only."""
         raise ConfigError([ONE_MODEL])
 
 
 def cost_now(model: CostModel, profile: Profile, use: Use) -> Cost:
-    """By a strategy's cost model, of a model that is there: one part, activations left out."""
+    """Return the cost of an actual model as one part, without activations."""
     part = PartNumbers(
         profile.parameter_bytes,
         profile.gradient_bytes,
@@ -133,16 +133,16 @@ def cost_now(model: CostModel, profile: Profile, use: Use) -> Cost:
 
 
 def memory_problems(cost: Cost, cluster: Cluster, remedy: str) -> list[Problem]:
-    """A problem when what must stay in memory does not fit, before anything is placed there."""
+    """Return a problem if weights and gradients cannot fit, before anything is allocated."""
     memory = cluster.device_memory_bytes
-    # the optimizer's share is left out: only Adam's is as large as assumed
+    # without the optimizer state: only Adam's is as large as assumed
     certain = cost.parameter_bytes + cost.gradient_bytes
     if memory is None or certain <= memory:
         return []
     return [
         Problem(
             "parallel.strategy",
-            f"weights and gradients alone take {readable_bytes(certain)} per rank, and a device "
+            f"weights and gradients alone need {readable_bytes(certain)} per rank, and a device "
             f"has {readable_bytes(memory)}",
             remedy,
             has_value=False,
@@ -150,10 +150,7 @@ def memory_problems(cost: Cost, cluster: Cluster, remedy: str) -> list[Problem]:
     ]
 
 
-# From a config to the strategy it asks for.
-
-
 def strategy_from(config: RunConfig, micro_batch_blocks: list[range]) -> Strategy:
-    """Imported now; `micro_batch_blocks` are each rank's micro-batch indices."""
+    """Import and create the config's strategy; `micro_batch_blocks` has each rank's indices."""
     made: Strategy = load(config.parallel.traits.strategy)(config, micro_batch_blocks)
     return made

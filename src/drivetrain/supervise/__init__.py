@@ -1,1 +1,1 @@
-"""Attempts: who starts workers, watches them, and decides what happens when one dies or stalls."""
+"""The supervisor: starts the workers, watches them, and decides what to do when one fails."""

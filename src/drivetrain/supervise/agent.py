@@ -1,7 +1,7 @@
 """Supervisor: torchelastic's agent for one node, driven by the attempt state machine.
 
-torchelastic forms the group of nodes and numbers the ranks. What happens then is decided by
-`machine` and `policy`; here events become transitions, and transitions are done.
+torchelastic forms the group of nodes and assigns the ranks. `machine` and `policy` decide what
+happens then; this module turns events into transitions and carries out their actions.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from drivetrain.supervise.starting import Logs, Starter
 
 _TICK_S = 0.1
 _SPARES_AFTER_S = 5.0
-"""Of steps: importing for spares takes seconds of a core, and a short run is over without them."""
+"""Seconds of training before spares start: their imports use a core, and short runs need none."""
 
 
 class Supervisor(SimpleElasticAgent):
-    """One per node."""
+    """The supervisor of one node."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Supervisor(SimpleElasticAgent):
         self._watch = StallWatch(settings.patience)
         self._steps_since: float | None = None
         self._ask_after_s = 0.0
-        """Of idleness: ranks of a script that reports no steps are asked then."""
+        """Idle seconds after which ranks of a script that reports no steps are asked for stacks."""
 
     # ── torchelastic's interface ─────────────────────────────────────────────────────────────
 
@@ -114,14 +114,14 @@ class Supervisor(SimpleElasticAgent):
 
     @property
     def exit_code(self) -> int:
-        """For the shell, once run() has returned."""
+        """The exit code for the shell, once run() has returned."""
         return self._machine.exit_code
 
     # ── events ───────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:
         if self._requests.pending == signal.SIGUSR1.name:
-            # its time was up before it could listen: nothing to save, everything to do
+            # the time limit's signal came before the supervisor listened: there is nothing to save
             self._do(self._machine.asked(self._requests.pending))
             return
         if self._settings.warm_start:
@@ -133,7 +133,7 @@ class Supervisor(SimpleElasticAgent):
             self._requests.wait([worker.pid for worker in self._node.workers], _TICK_S)
             asked = self._requests.take()
             if asked:
-                say(f"{asked} received: the ranks are asked to save and stop")
+                say(f"{asked} received: asking the ranks to save and stop")
                 self._do(self._machine.asked(asked))
             self._do(self._machine.tick())
             match self._machine.state:
@@ -145,7 +145,7 @@ class Supervisor(SimpleElasticAgent):
                     pass
 
     def _look(self) -> None:
-        """Has anything happened to the ranks, or to the group of nodes?"""
+        """Check the ranks and the group of nodes for events."""
         codes = self._node.exit_codes()
         if codes and (self._settings.live or not self._some_are_done(codes)):
             self._on_exits(codes)
@@ -164,7 +164,7 @@ class Supervisor(SimpleElasticAgent):
             self._end(End(EndKind.RESIZED, self._attempt.step()))
 
     def _keep_spares(self) -> None:
-        """As many as were asked for; unasked, for all ranks of a run that goes on for a while."""
+        """Keep as many as requested; by default one per rank, once the run has lasted a while."""
         self._steps_since = self._steps_since or time.monotonic()
         if self._settings.spares is not None:
             self._node.keep_warm(self._settings.spares)
@@ -176,14 +176,14 @@ class Supervisor(SimpleElasticAgent):
         return int(self._worker_group.spec.local_world_size)
 
     def _some_are_done(self, codes: Mapping[int, int]) -> bool:
-        """Ranks that ended well, while others go on; those may yet wait for them in vain."""
+        """True if some ranks have succeeded while others, which may wait for them, still run."""
         return set(codes.values()) == {0} and len(codes) < len(self._node.workers)
 
     def _on_exits(self, codes: Mapping[int, int]) -> None:
         is_live = self._settings.live and self._machine.state is MachineState.RUNNING
         if is_live and self._replace_lost(codes):
             return
-        # where one live replica has finished the run, nobody is started again
+        # once one live replica has finished the run, none is restarted
         if set(codes.values()) == {0} or (is_live and 0 in codes.values()):
             if len(codes) == len(self._node.workers):
                 self._end(End(EndKind.FINISHED, self._attempt.step(), 0))
@@ -197,7 +197,7 @@ class Supervisor(SimpleElasticAgent):
         self._end(self._attempt.classify(failures), failures)
 
     def _replace_lost(self, codes: Mapping[int, int]) -> bool:
-        """Live replicas are started again each by itself, until one has finished the run."""
+        """Restart lost live replicas individually, until one has finished the run."""
         if 0 in codes.values():
             return False
         for rank, code in codes.items():
@@ -216,13 +216,13 @@ class Supervisor(SimpleElasticAgent):
     def _on_stall(self, stall: Stall) -> None:
         self._watch.leniency *= 2
         if self._settings.live and self._machine.state is MachineState.RUNNING:
-            self._node.workers[stall.local_rank].kill()  # its end is seen at the next look
+            self._node.workers[stall.local_rank].kill()  # its exit is handled in the next iteration
             return
         rank = self._attempt.global_rank(stall.local_rank)
         self._end(End(EndKind.STALLED, self._attempt.step()), detail=f"rank {rank}: {stall}")
 
     def _waits_in_vain(self, codes: Mapping[int, int]) -> bool:
-        """Of a script that reports no steps: whether its ranks only wait for each other."""
+        """For a script that reports no steps: detect ranks that only wait for each other."""
         patience, idle_s = self._settings.patience, self._attempt.idle_s(codes)
         if idle_s <= patience.stepping_s:
             self._ask_after_s = 0.0
@@ -237,7 +237,7 @@ class Supervisor(SimpleElasticAgent):
         return True
 
     def _finish_together(self) -> None:
-        """Wait until every node's ranks have finished, or go back to help those that failed."""
+        """Wait until every node's ranks have finished; rejoin if another node failed."""
         self._node.kill()
         others = self._group.finish(self._attempt.number)
         if others is Others.FINISHED:
@@ -248,7 +248,7 @@ class Supervisor(SimpleElasticAgent):
     # ── transitions ──────────────────────────────────────────────────────────────────────────
 
     def _end(self, end: End, failures: Sequence[RankFailure] = (), detail: str = "") -> None:
-        """An attempt is over for this node: decide, say, write down, do."""
+        """End this node's attempt: decide what to do, report it, record it, do it."""
         actions = self._machine.ended(end)
         told = self._attempt.collect_dumps(
             asking=Action.DUMP_STACKS in actions or was_aborted(failures)
@@ -279,20 +279,20 @@ class Supervisor(SimpleElasticAgent):
                 case Action.LEAVE:
                     self._group.close(self._machine.exit_code)
                 case Action.DUMP_STACKS:
-                    pass  # they were, when the end was written down
+                    pass  # already done, before the end was recorded
 
     def _join(self) -> None:
         try:
-            # torch's rendezvous would go on waiting
+            # torch's rendezvous does not return on a signal
             result = self._requests.interrupting(self._group.join)
-        except Interrupted:  # handled as any other request, by the loop
+        except Interrupted:  # the loop handles it like any other request
             return
         match result:
             case JoinResult.JOINED:
                 self._do(self._machine.joined())
             case JoinResult.FAILED:
                 self._machine.could_not_join()
-                say("rendezvous failed; leaving, so that this node can be restarted")
+                say("rendezvous failed; exiting so that this node can be restarted")
             case JoinResult.CLOSED:
                 has_finished = self._group.was_closed_finished
                 self._machine.came_too_late(has_finished=has_finished)
@@ -300,6 +300,6 @@ class Supervisor(SimpleElasticAgent):
                 say(f"the other nodes have {how} the run; stopping")
 
     def _stop_signal(self) -> signal.Signals:
-        """A Trainer saves on SIGTERM; another script may wait for its Ctrl-C."""
+        """A Trainer saves on SIGTERM; another script may handle only Ctrl-C (SIGINT)."""
         is_interrupt = self._machine.asked_by == signal.SIGINT.name
         return signal.SIGINT if is_interrupt and not self._attempt.trains else signal.SIGTERM

@@ -1,4 +1,4 @@
-"""Attempt: the ranks of this node, from one start to the next, and what can be seen of them."""
+"""Attempt: the ranks of this node from one start to the next, and what is known about them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NodeAttempt:
 
     def __init__(self, number: int, node: Node, group: WorkerGroup, session: Path) -> None:
         self.number = number
-        """Of the starts on this node, from 1."""
+        """Counts the starts on this node, from 1."""
         self.group = group
         self._node = node
         self._session = session
@@ -41,12 +41,12 @@ class NodeAttempt:
 
     @property
     def round(self) -> int:
-        """The same number on every node of a group, where the rendezvous has one."""
+        """The rendezvous round, the same on every node; without one, counted on this node."""
         return int(getattr(self.group.spec.rdzv_handler, "round", self.number - 1))
 
     @property
     def has_peers(self) -> bool:
-        """Whether there are other nodes."""
+        """Whether the group has other nodes."""
         return self.group.group_world_size not in (None, 1)
 
     @property
@@ -55,47 +55,46 @@ class NodeAttempt:
         return (self._session / TRAINS).exists()
 
     def pages(self) -> list[RankProgress | None]:
-        """What each rank last wrote."""
+        """Return the progress that each rank last recorded."""
         return [read_progress(self._session, w.local_rank) for w in self._node.workers]
 
     def step(self) -> int:
-        """The last that was finished."""
+        """Return the last finished step."""
         return last_step(self.pages())
 
     def global_rank(self, local_rank: int) -> int:
-        """Its number among the ranks of all nodes."""
         return int(self.group.workers[local_rank].global_rank)
 
     def error_file(self, local_rank: int) -> Path:
-        """Where a rank leaves its traceback."""
+        """Return the file to which a rank writes its traceback."""
         return self._session / "errors" / f"{self.number}-{local_rank}.json"
 
     def look_at_resources(self, codes: Mapping[int, int]) -> None:
-        """Of the ranks that live: all but those that have ended with `codes`."""
+        """Sample the live ranks: all but those that have ended with `codes`."""
         living = [(w.local_rank, w.pid) for w in self._node.workers if w.local_rank not in codes]
         self._resources.look(living, time.monotonic())
 
     def idle_s(self, codes: Mapping[int, int]) -> float:
-        """For how long none of the ranks that live has computed anything."""
+        """Return for how long no live rank has computed anything."""
         living = [w.pid for w in self._node.workers if w.local_rank not in codes]
         used_s = {pid: seconds for pid in living if (seconds := processor_s(pid)) is not None}
         return self._idle.observe(used_s, time.monotonic())
 
     def waits_for_itself(self, idle_s: float, patience: Patience) -> bool:
-        """Whether ranks that have been idle for so long will stay so; they are asked."""
+        """True if ranks idle for `idle_s` are deadlocked; asks them for their stacks."""
         told = self.collect_dumps(asking=True)
         stacks = {rank: parse_stacks(dump.stacks) for rank, dump in told.items()}
         return is_deadlock(stacks, idle_s, patience, has_peers=self.has_peers)
 
     def failures(self, codes: Mapping[int, int]) -> list[RankFailure]:
-        """Of the ranks that have ended with `codes`, those that did not end well."""
+        """Return the failures among the ranks that have ended with `codes`."""
         return [self._failure(rank, code) for rank, code in codes.items() if code != 0]
 
     def wait_for_the_cause(self, codes: Mapping[int, int]) -> Mapping[int, int]:
-        """A failing rank takes others down with it; give them a moment to say why."""
+        """A failing rank takes others down with it: wait briefly for the one that failed first."""
         codes = self._wait_for_more(codes, _SAYING_WHY_S)
         if root_cause(self.failures(codes)).is_collateral and not self.has_peers:
-            # somebody here has left, and is only just ending: who it was is the verdict
+            # these ranks only lost a peer on this node, which is still exiting: it is the cause
             codes = self._wait_for_more(codes, _LEAVING_S)
         return codes
 
@@ -103,7 +102,7 @@ class NodeAttempt:
         return classify(failures, self.pages(), trains=self.trains, has_peers=self.has_peers)
 
     def collect_dumps(self, *, asking: bool) -> dict[int, RankDump]:
-        """What ranks that failed have left; `asking`: and what the others say. By global rank."""
+        """The dumps of failed ranks, by global rank; `asking` adds those of the live ranks."""
         told = self._node.left_behind()
         if asking:
             told |= self._node.collect_dumps()
@@ -118,7 +117,7 @@ class NodeAttempt:
         why: str,
         restarts: bool,
     ) -> AttemptReport:
-        """All that is known of its end."""
+        """Collect all that is known about the attempt's end."""
         codes, resources = self._node.exit_codes(), self._resources.facts()
         return AttemptReport(
             end,
@@ -135,7 +134,7 @@ class NodeAttempt:
         )
 
     def _wait_for_more(self, codes: Mapping[int, int], patience_s: float) -> Mapping[int, int]:
-        """Exit codes after a moment, in which others may have ended too."""
+        """Wait up to `patience_s` for the other ranks to end; return the exit codes."""
         deadline_s = time.monotonic() + patience_s
         while time.monotonic() < deadline_s and len(codes) < len(self._node.workers):
             time.sleep(0.01)
@@ -143,7 +142,7 @@ class NodeAttempt:
         return codes
 
     def _failure(self, local_rank: int, exit_code: int) -> RankFailure:
-        """What is known of a rank that has ended; without an error file it said nothing."""
+        """The failure of a rank that has ended; without an error file, `error` is empty."""
         message: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
             message = json.loads(self.error_file(local_rank).read_text())["message"]["extraInfo"]

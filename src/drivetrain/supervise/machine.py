@@ -5,8 +5,8 @@
        │                  │  └─asked to stop──▶ DRAINING ──ranks ended, or out of time──▶ OVER
        └──start again─────┴─failed, stalled, resized, peer gone──stop──▶ OVER
 
-Nothing here starts or ends a process: a transition says what is to be done, the agent does it. Time
-and facts come in as values, so a test can step through a whole run by hand.
+Nothing here starts or ends a process: a transition returns the actions to take, and the agent takes
+them. Time and facts are passed in as values, so a test can step through a whole run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MachineState(Enum):
 
 
 class Action(Enum):
-    """What the agent is to do next, in order."""
+    """What the agent must do next, in order."""
 
     START = "start workers"
     DUMP_STACKS = "write down every rank's stack"
@@ -45,7 +45,7 @@ class Action(Enum):
 
 @dataclass
 class Machine:
-    """One node's state, and how it got there."""
+    """One node's state and history."""
 
     budgets: Budgets
     clock: Callable[[], float]
@@ -54,13 +54,13 @@ class Machine:
     history: list[End] = field(default_factory=list)
     exit_code: int = 0
     why: str = ""
-    """Of the last decision."""
+    """The reason for the last decision."""
     asked_by: str = ""
     asked_s: float = 0.0
     deadline_s: float = 0.0
 
     def joined(self) -> list[Action]:
-        """All nodes are there; ranks have their numbers."""
+        """All nodes have joined, and ranks are assigned."""
         if self.state is MachineState.DRAINING:  # asked to stop while joining
             return self._over(PREEMPTED_CODE)
         self._expect(MachineState.JOINING)
@@ -68,19 +68,19 @@ class Machine:
         return [Action.START]
 
     def could_not_join(self) -> None:
-        """Leaving, so that this node can be started again."""
+        """The rendezvous failed: exit so that this node can be restarted."""
         self.state, self.exit_code = MachineState.OVER, PREEMPTED_CODE
 
     def came_too_late(self, *, has_finished: bool) -> None:
-        """The other nodes have closed the group: they have finished the run, or given it up."""
+        """The other nodes have closed the group: they have finished or abandoned the run."""
         self.state = MachineState.OVER
         self.exit_code = 0 if has_finished else self.exit_code or 1
 
     def ended(self, end: End) -> list[Action]:
-        """The node's ranks have ended, or must be ended, for this reason."""
+        """The node's ranks have ended, or must be killed, for this reason."""
         if self.state is MachineState.DRAINING:
             self.history.append(end)
-            # one that was only just starting, or ending, knows nothing of saving
+            # a rank that was only starting, or already ending, does not handle the signal
             ended_by_it = end.trains and end.exit_code in _BY_THE_SIGNAL
             stopped_well = end.kind in (EndKind.PREEMPTED, EndKind.FINISHED) or ended_by_it
             code = 0 if end.kind is EndKind.FINISHED else PREEMPTED_CODE if stopped_well else None
@@ -100,17 +100,17 @@ class Machine:
         return self._over(0)
 
     def rejoin(self) -> list[Action]:
-        """A node failed while this one had finished: go back and end together."""
+        """Another node failed after this one had finished: rejoin, so that all finish together."""
         self._expect(MachineState.FINISHING)
         self.history.append(End(EndKind.PEER, self._last_step()))
         self.state = MachineState.JOINING
         return [Action.KILL, Action.JOIN]
 
     def asked(self, by: str) -> list[Action]:
-        """A scheduler, or a person, wants the run to stop; a second time means at once."""
+        """A scheduler or a user asks the run to stop; a second request kills it at once."""
         if self.state is MachineState.DRAINING:
             if self.clock() - self.asked_s < _SAME_REQUEST_S:
-                return []  # schedulers signal every process of a job, and it is passed on too
+                return []  # schedulers signal every process, and signals are forwarded too
             return [Action.KILL, *self._over(PREEMPTED_CODE)]
         if self.state is MachineState.OVER:
             return []
@@ -123,7 +123,7 @@ class Machine:
     def tick(self) -> list[Action]:
         """Time has passed."""
         if self.state is MachineState.DRAINING and self.clock() > self.deadline_s:
-            self.why = f"the ranks did not stop within {self.grace_s:g} s and were ended"
+            self.why = f"the ranks did not stop within {self.grace_s:g} s and were killed"
             return [Action.KILL, *self._over(PREEMPTED_CODE)]
         return []
 
@@ -143,4 +143,4 @@ class Machine:
 
     def _expect(self, *states: MachineState) -> None:
         if self.state not in states:
-            raise RuntimeError(f"{self.state} where one of {states} was expected")
+            raise RuntimeError(f"the state is {self.state}; expected one of {states}")

@@ -1,7 +1,7 @@
-"""What to do when an attempt ends. Pure: from what happened, now and before, to a decision.
+"""The restart policy: whether to restart after an attempt has ended. Pure.
 
-Preemptions, failures in training and failures before the first step have budgets of their own: a
-cluster that takes nodes away often must not use up the patience meant for bugs.
+Preemptions, failures in training and failures before the first step have separate budgets: frequent
+preemptions must not use up the restarts meant for bugs.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-# Exit codes that mean the same thing would happen again: config, layout, environment, loss not a
-# number; replicas that have drifted apart, whose last checkpoint may hold the drift; and a last
-# step that cannot be saved, for which nobody should train again what was lost, in vain
-# (core/errors.py).
+# Exit codes of errors that a restart would only repeat (core/errors.py): config, layout,
+# environment, NaN or infinite loss; replicas that differ, as the last checkpoint may contain the
+# difference; and a last step that cannot be saved, as the lost steps would be trained in vain.
 _HOPELESS = frozenset({2, 3, 4, 6, 7, 8})
 PREEMPTED_CODE = 75
 STALE_CODE = 77
@@ -39,18 +38,18 @@ class End:
 
     kind: EndKind
     step: int
-    """Last finished step, or that of the checkpoint it went on from; 0 when there was none."""
+    """Last finished step, or that of the checkpoint it resumed from; 0 if there was none."""
     exit_code: int = 1
     trains: bool = True
-    """Whether the script trains with Drivetrain: then it can resume from a checkpoint."""
+    """Whether the script trains with Drivetrain, and so can resume from a checkpoint."""
     by_signal: bool = False
-    """Whether the first rank to fail was killed, and not by an error of its own."""
+    """Whether the first rank to fail was killed by a signal, not ended by its own error."""
     fault: str = ""
-    """A mistake in the code that failed, and its place; empty for what may pass."""
+    """The error in the code and its location; empty for an error that may be transient."""
 
     @property
     def where(self) -> str:
-        """How far it had come, in words."""
+        """How far the attempt got, for messages."""
         if not self.step:
             return "before its first step"
         is_start = self.kind is EndKind.START_UP
@@ -59,27 +58,27 @@ class End:
 
 @dataclass(frozen=True)
 class Budgets:
-    """How often to start again, by what went wrong."""
+    """The number of restarts allowed for each kind of failure."""
 
     failures: int = 100
     preemptions: int = 1000
     start_ups: int = 3
     same_step: int = 3
-    """So many failures in a row at one step are a crash loop."""
+    """This many consecutive failures at one step are a crash loop."""
     restarts_anything: bool = False
-    """Whether the user asked for restarts (--max-restarts) of scripts that report no steps too."""
+    """Whether the user gave --max-restarts: then scripts that report no steps restart too."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Start again, or stop and say why."""
+    """Whether to restart, and why not."""
 
     restart: bool
     why: str = ""
 
 
 def decide(end: End, history: Sequence[End], budgets: Budgets) -> Decision:
-    """What to do after `end`; `history` are the ends before it."""
+    """Return what to do after `end`; `history` holds the ends before it."""
     match end.kind:
         case EndKind.FINISHED:
             return Decision(False)
@@ -99,7 +98,7 @@ def _after_failure(end: End, history: Sequence[End], budgets: Budgets) -> Decisi
     if not budgets.restarts_anything and not _may_help(end, history):
         return Decision(False)
     if _is_same_mistake(end, history) and not budgets.restarts_anything:
-        why = f"the same error came twice {end.where} ({end.fault}): it would come again"
+        why = f"the same error occurred twice {end.where} ({end.fault}); it would recur"
         return Decision(False, why)
     if not end.trains:
         return _within(end, history, budgets.failures, "failures")
@@ -109,15 +108,15 @@ def _after_failure(end: End, history: Sequence[End], budgets: Budgets) -> Decisi
         return Decision(
             False,
             f"it failed {budgets.same_step} times in a row after step {end.step}: a crash loop, "
-            "which more restarts would not end",
+            "which restarting would not fix",
         )
     return _within(end, history, budgets.failures, "failures")
 
 
 def _is_same_mistake(end: End, history: Sequence[End]) -> bool:
-    """Whether the failure before this one was the same error, in the same line, at the same step.
+    """True if the previous failure was the same error, in the same line, at the same step.
 
-    Samples and random numbers of a step are the same each time: so is what a mistake makes of them.
+    A step has the same samples and random numbers each time, so a bug has the same effect.
     """
     passing = (EndKind.RESIZED, EndKind.PEER, EndKind.PREEMPTED)
     before = next((other for other in reversed(history) if other.kind not in passing), None)
@@ -127,10 +126,10 @@ def _is_same_mistake(end: End, history: Sequence[End]) -> bool:
 
 
 def _may_help(end: End, history: Sequence[End]) -> bool:
-    """Whether starting again could end otherwise.
+    """True if a restart could have a different outcome.
 
-    Not after a mistake in the config; not for a script that could only begin from the start; not
-    after an error of its own before the first step of its first attempt.
+    False after a config error, for a script that could only start from the beginning, and after an
+    error of the script itself before the first step of the first attempt.
     """
     has_trained = any(other.step for other in history)
     is_mistake = end.kind is EndKind.FAILED and not end.step and bool(end.fault)
@@ -141,13 +140,13 @@ def _may_help(end: End, history: Sequence[End]) -> bool:
 
 
 def _after_peer(end: End, history: Sequence[End], budgets: Budgets) -> Decision:
-    """Another node decides, usually; but when every node only sees the others end, nobody does."""
+    """Usually the node that failed decides; if every node only sees others end, none does."""
     row = itertools.takewhile(
         lambda e: e.kind is EndKind.PEER and e.step == end.step, history[::-1]
     )
     if sum(1 for _ in row) < 2 * budgets.same_step:
         return Decision(True)
-    why = "again and again the other nodes' ranks were gone first: can the nodes reach each other?"
+    why = "ranks of other nodes repeatedly ended first; check that the nodes can reach each other"
     return Decision(False, why)
 
 
@@ -159,7 +158,7 @@ def _within(end: End, history: Sequence[End], budget: int, name: str) -> Decisio
 
 
 def _pot(end: End) -> str:
-    """Stalls and failures share a budget."""
+    """The budget an end counts against: stalls and failures share one."""
     return "failed" if end.kind in (EndKind.FAILED, EndKind.STALLED) else end.kind.value
 
 

@@ -1,6 +1,6 @@
-"""Requests: the signals that ask a supervisor to have its ranks save and stop, and its waiting.
+"""Requests: the signals that ask a supervisor to have its ranks save and stop.
 
-A handler only notes the signal: what is done about it is the driver's affair, when it next looks.
+A signal handler only records the signal; the supervisor's loop acts on it at its next iteration.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _Result = TypeVar("_Result")
 
 
 class Interrupted(Exception):
-    """A request came during what would have waited on."""
+    """A request arrived during a blocking call."""
 
 
 class Requests:
-    """Noted from when it listens until it is done."""
+    """Records the signals that arrive while it is listening."""
 
     def __init__(self) -> None:
         self.pending = ""
-        """The name of the signal that came last and was not yet taken."""
+        """The name of the last signal that has not been taken yet; empty if there is none."""
         self._interrupts = False
         self._wakeup = -1
 
     @contextmanager
     def listening(self, head_start: HeadStart | None) -> Iterator[None]:
-        """From here on; what came during a head start counts too."""
+        """Install the handlers; a signal that arrived during a head start counts too."""
         self._wakeup, writing = os.pipe()
         os.set_blocking(self._wakeup, False)
         os.set_blocking(writing, False)
@@ -52,12 +52,12 @@ class Requests:
             os.close(writing)
 
     def take(self) -> str:
-        """The pending one, once."""
+        """Return the pending signal's name and clear it."""
         pending, self.pending = self.pending, ""
         return pending
 
     def wait(self, pids: Iterable[int], seconds: float) -> None:
-        """Until one of the processes ends, a signal comes, or time is up."""
+        """Wait until one of the processes ends, a signal arrives, or the time is up."""
         with selectors.DefaultSelector() as selector:
             descriptors = []
             try:
@@ -74,7 +74,7 @@ class Requests:
             os.read(self._wakeup, 64)
 
     def interrupting(self, call: Callable[[], _Result]) -> _Result:
-        """Do what would go on waiting: a request ends it, with Interrupted."""
+        """Make a blocking call; a request interrupts it with Interrupted."""
         self._interrupts = True
         try:
             return call()

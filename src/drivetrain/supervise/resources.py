@@ -1,6 +1,6 @@
-"""ResourceWatch: what each rank of a node holds of memory, and whether it gets its processor.
+"""ResourceWatch: memory held by each rank of a node, and CPU time it had to wait for.
 
-Looked at now and then, so that it is still known when the system has ended a rank.
+Sampled periodically, so that the values are still known after the system has killed a rank.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ class _RankUsage:
     oom_kills_before: int
     held_bytes: int
     first: tuple[float, float]
-    """(time, seconds without a processor) when it was first seen …"""
+    """(time, seconds spent waiting for a CPU) when it was first sampled."""
     last: tuple[float, float]
-    """… and last."""
+    """The same when it was last sampled."""
 
 
 @dataclass
 class ResourceWatch:
-    """By local rank."""
+    """The resource usage of a node's ranks, by local rank."""
 
     _ranks: dict[int, _RankUsage] = field(default_factory=dict)
     _next_s: float = 0.0
     _host_kills_before: int = 0
-    """At the last look: what was ended for memory since then was ended on this host just now."""
+    """The host's count of OOM kills at the last sample: later ones have just happened."""
 
     def look(self, pids: Iterable[tuple[int, int]], now_s: float) -> None:
-        """(local rank, process id) of those that live; at most twice a second."""
+        """Sample the live processes, given as (local rank, pid); at most twice a second."""
         if now_s < self._next_s:
             return
         self._next_s = now_s + _EVERY_S
@@ -54,7 +54,7 @@ class ResourceWatch:
             starved = (now_s, _without_processor_s(own))
         except (OSError, ValueError, IndexError):
             return
-        if not held_bytes:  # it has just been ended
+        if not held_bytes:  # it has just ended
             return
         known = self._ranks.get(rank)
         if known is None or known.pid != pid:
@@ -67,7 +67,7 @@ class ResourceWatch:
         known.held_bytes, known.last = held_bytes, starved
 
     def facts(self) -> dict[int, Facts]:
-        """What each held when last seen, what it may hold, whether the system struck; and more."""
+        """Each rank's last known memory, its limit, OOM kills since then, and CPU starvation."""
         host_kills = _host_oom_kills() - self._host_kills_before if self._ranks else 0
         return {
             rank: {
@@ -82,7 +82,7 @@ class ResourceWatch:
 
 
 def processor_s(pid: int) -> float | None:
-    """Seconds of processor that all threads of a process have used; None when it is gone."""
+    """CPU seconds used by all threads of a process; None if it no longer exists."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -91,18 +91,18 @@ def processor_s(pid: int) -> float | None:
 
 
 def _share(first: tuple[float, float], last: tuple[float, float]) -> float | None:
-    """Of the time between: ready to run, and not running."""
+    """Share of the time between two samples in which it was ready to run but not running."""
     elapsed_s = last[0] - first[0]
     return round((last[1] - first[1]) / elapsed_s, 4) if elapsed_s > 0 else None
 
 
 def _without_processor_s(own: Path) -> float:
-    """Seconds its main thread was ready to run and did not; a CPU quota counts as that too."""
+    """Seconds its main thread was ready to run but not running, also because of a CPU quota."""
     return int((own / "schedstat").read_text().split()[1]) * 1e-9
 
 
 def _memory_group(cgroups: str) -> Path | None:
-    """Of the lines of /proc/<pid>/cgroup: version 1 names the controller, version 2 does not."""
+    """From /proc/<pid>/cgroup: cgroup version 1 names the controller, version 2 does not."""
     found = None
     for line in cgroups.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -114,7 +114,7 @@ def _memory_group(cgroups: str) -> Path | None:
 
 
 def _oom_kills(group: Path | None) -> int:
-    """How many processes the system has ended for memory in this group so far."""
+    """Number of processes in this cgroup that the OOM killer has killed so far."""
     for name in ("memory.events", "memory.oom_control"):
         for line in _read(group, name).splitlines():
             word, _, count = line.partition(" ")
@@ -124,7 +124,7 @@ def _oom_kills(group: Path | None) -> int:
 
 
 def _host_oom_kills() -> int:
-    """Of the whole machine: a rank that grew within one look was never seen near its limit."""
+    """OOM kills on the whole machine: a rank that grows fast is never sampled near its limit."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:
@@ -133,7 +133,7 @@ def _host_oom_kills() -> int:
 
 
 def _limit(group: Path | None) -> int | None:
-    """In bytes; none, or more than the machine has, is the machine's."""
+    """The memory limit in bytes, at most the machine's memory."""
     total = os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
     for name in ("memory.max", "memory.limit_in_bytes"):
         text = _read(group, name).strip()

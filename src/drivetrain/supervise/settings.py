@@ -1,4 +1,4 @@
-"""How a node supervises: what was asked for on the command line."""
+"""Settings: the supervisor's options from the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from drivetrain.supervise.stall import Patience
 
 @dataclass(frozen=True)
 class Settings:
-    """How this node supervises."""
+    """The supervisor's settings on this node."""
 
     command: tuple[str, ...]
     """The script and its arguments."""
@@ -21,6 +21,6 @@ class Settings:
     spares: int | None = None
     """Warm processes kept ready; None: one per worker."""
     live: bool = False
-    """Whether ranks are replicas that are replaced one by one, while the others go on."""
+    """Whether ranks are replicas that are replaced one by one, while the others continue."""
     warm_start: bool = False
-    """Import once and fork the first ranks too."""
+    """Import once and fork the first ranks too, not only their replacements."""

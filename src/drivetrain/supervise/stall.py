@@ -1,4 +1,4 @@
-"""StallWatch and IdleWatch: when is a rank that says nothing no longer just slow?"""
+"""StallWatch and IdleWatch: tell a hung rank from a slow one."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass, field
 from drivetrain.diagnose.stacks import Stacks
 from drivetrain.record.session import Phase, RankProgress
 
-# StallWatch: when is a rank that says nothing no longer just slow?
+# StallWatch: when does a rank that reports no progress count as hung?
 #
-# The time-out is learned from the run's own steps, which each rank times itself, so that none is
-# too quick to be seen: ten times the slowest of the recent ones, never less than a floor. Starting,
-# saving, evaluating and compiling take as long as they take, up to a longer limit; while one rank
-# compiles the others may have to wait for it, and are given as much time more. Pure: time comes in
-# as a number.
+# The timeout is learned from the run's own steps: ten times the slowest of the recent ones, but
+# never less than a minimum. Each rank times its own steps, so that even the fastest are seen.
+# Starting, saving, evaluating and compiling have a longer, fixed limit. While one rank compiles,
+# the others may have to wait for it, so they are given that much more time. Pure: time is an
+# argument.
 
 _TIMES_SLOWEST = 10.0
 
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds without progress that are still normal."""
+    """How many seconds without progress are still normal."""
 
     stepping_s: float = 60.0
-    """At least; learned upwards."""
+    """While stepping: the minimum; slower steps raise it."""
     otherwise_s: float = 900.0
     """While starting, saving, evaluating, compiling."""
 
@@ -48,16 +48,16 @@ class Stall:
 
 @dataclass
 class StallWatch:
-    """Judges one node's ranks."""
+    """Detects stalls of one node's ranks."""
 
     patience: Patience
     leniency: float = 1.0
-    """Doubled after each stall, so that something rare and slow gets through the second time."""
+    """Doubled after each stall, so that a rare slow operation succeeds the second time."""
     _compiled_s: float = float("-inf")
     """When a rank was last seen compiling."""
 
     def observe(self, pages: Sequence[RankProgress | None], now_s: float) -> Stall | None:
-        """The rank furthest behind of those that have been silent for too long, if any."""
+        """Return the stalled rank that is furthest behind, or None."""
         at_work = [
             (rank, page)
             for rank, page in enumerate(pages)
@@ -74,38 +74,38 @@ class StallWatch:
         return min(stalls, key=lambda stall: stall.progress.step, default=None)
 
     def allowed_s(self, page: RankProgress, slowest_s: float) -> float:
-        """How long a rank may be silent, where the slowest recent step took `slowest_s`."""
+        """Return how long a rank may be silent if the slowest recent step took `slowest_s`."""
         longest_s = self.patience.otherwise_s * self.leniency
         is_stepping = page.phase is Phase.STEPPING and not page.is_compiling
-        if not is_stepping or not slowest_s:  # how long a step takes is not known
+        if not is_stepping or not slowest_s:  # the duration of a step is not known
             return longest_s
         step_s = max(self.patience.stepping_s, _TIMES_SLOWEST * slowest_s) * self.leniency
-        waited_s = max(0.0, self._compiled_s - page.at_s)  # perhaps for the one that compiled
+        waited_s = max(0.0, self._compiled_s - page.at_s)  # perhaps for the rank that compiled
         return step_s + min(waited_s, longest_s)
 
 
 # IdleWatch: have all ranks of a node stopped computing?
 #
 # For scripts that report no progress. Ranks that wait for each other in torch.distributed use no
-# processor; so do ranks that sleep or wait for a disk, so that their stacks have the last word.
-# Pure: time and processor seconds come in as values.
+# CPU time, but neither do ranks that sleep or wait for a disk: their stacks decide.
+# Pure: time and CPU seconds are arguments.
 
 EVERY_S = 0.5
-"""Between two looks: long enough for the system's clock ticks of 10 ms to say something."""
+"""Seconds between two samples: long compared with the system's clock ticks of 10 ms."""
 _BUSY_SHARE = 0.05
 
 
 @dataclass
 class IdleWatch:
-    """Of one node."""
+    """Measures how long the ranks of one node have been idle."""
 
     _before: dict[int, float] = field(default_factory=dict)
-    """Processor seconds at the last look, by process."""
+    """CPU seconds at the last sample, by process."""
     _looked_s: float = 0.0
     _since_s: float = 0.0
 
     def observe(self, processor_s: Mapping[int, float], now_s: float) -> float:
-        """For how many seconds no process has computed; at most one look each EVERY_S counts."""
+        """Return for how many seconds no process has computed; samples at most every EVERY_S."""
         elapsed_s = now_s - self._looked_s
         if elapsed_s < EVERY_S:
             return max(0.0, self._looked_s - self._since_s)
@@ -122,11 +122,11 @@ class IdleWatch:
 def is_deadlock(
     stacks: Mapping[int, Stacks | None], idle_s: float, patience: Patience, *, has_peers: bool
 ) -> bool:
-    """Whether ranks that have been idle for so long wait for each other.
+    """True if ranks that have been idle for `idle_s` are waiting for each other.
 
-    All of a run's ranks in a call of torch.distributed can wait for nobody else. Where some are
-    elsewhere, or on other nodes, what they do may only be slow. Where none is in such a call, the
-    script waits for something of its own, as long as it likes.
+    If all ranks of the run are in a torch.distributed call, they can only be waiting for each
+    other. If some are elsewhere, or on other nodes, those may just be slow. If none is in such a
+    call, the script waits for something else, for as long as it likes.
     """
     waiting = [each is not None and _waits(each) for each in stacks.values()]
     if not any(waiting):
@@ -136,7 +136,7 @@ def is_deadlock(
 
 
 def _waits(stacks: Stacks) -> bool:
-    """In a collective, or in sending and receiving; joining a group waits for other launchers."""
+    """True in a collective, send or receive; init_process_group may wait for other launchers."""
     main = stacks.main
     if main is None or main.is_in("torch/distributed/distributed_c10d.py", "init_process_group"):
         return False

@@ -1,4 +1,4 @@
-"""Starter: makes processes the ranks of an attempt, each with what it must know."""
+"""Starter: starts the ranks of an attempt, each with its environment."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from drivetrain.supervise.processes.node import Node
 from drivetrain.supervise.processes.worker import STDERR, STDOUT
 from drivetrain.supervise.settings import Settings
 
-# Where ranks' output goes: to the terminal, or as --redirects, --tee and --log-dir say.
+# Where the ranks' output goes: to the terminal, or to files (--redirects, --tee, --log-dir).
 
 _STREAMS = ((Std.OUT, STDOUT, "stdout"), (Std.ERR, STDERR, "stderr"))
 
 
 class Logs:
-    """Files per rank where asked for; appended to over attempts."""
+    """Log files per rank, if requested; all attempts append to them."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Logs:
         self._tails: list[TailLog] = []
 
     def environment(self, rank: int) -> dict[str, str]:
-        """Tells a worker to write to files."""
+        """Return the variables that redirect a worker's output to its files."""
         wanted = _of(self._redirects, rank) | _of(self._tee, rank)
         return {
             variable: str(self._path(rank, name))
@@ -52,7 +52,7 @@ class Logs:
         }
 
     def follow(self, ranks: Sequence[int]) -> None:
-        """Show what is teed, from now on; the files stay the same over attempts."""
+        """Start printing teed output; all attempts use the same files."""
         if self._tails:
             return
         for bit, _, name in _STREAMS:
@@ -63,14 +63,14 @@ class Logs:
                 self._tails.append(TailLog("rank", files, target).start())
 
     def close(self) -> None:
-        """Show the rest and stop."""
+        """Print the remaining output and stop."""
         for tail in self._tails:
             tail.stop()
         self._tails = []
 
     def _path(self, rank: int, name: str) -> Path:
         if self._folder is None:
-            raise ValueError("no folder for logs was asked for")
+            raise ValueError("no log directory was requested")
         folder = self._folder / f"{rank:05d}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"{name}.log"
@@ -80,11 +80,11 @@ def _of(wanted: Std | Mapping[int, Std], rank: int) -> Std:
     return wanted.get(rank, Std.NONE) if isinstance(wanted, Mapping) else wanted
 
 
-# The lighthouse of a live run: where replicas find each other, step by step (torchft).
+# The lighthouse of a live run (torchft), which forms the quorum of replicas at each step.
 #
-# One per job, kept by the supervisor of the first node. A replica that is lost is missed after ten
-# heartbeats; one that is expected is waited for much longer, since those who began without it would
-# train a history of their own.
+# There is one per job, in the supervisor of the first node. A lost replica is missed after ten
+# heartbeats. An expected one is waited for much longer, since replicas that start without it would
+# train a different history.
 
 ADDRESS = "TORCHFT_LIGHTHOUSE"
 LIVE = "DRIVETRAIN_LIVE"
@@ -93,7 +93,7 @@ _JOIN_WITHIN_MS = 600_000
 
 
 class Lighthouse:
-    """Serves from this process."""
+    """A torchft lighthouse server in this process."""
 
     def __init__(self, host: str) -> None:
         os.environ.setdefault("RUST_LOG", "warn")  # read on import; else four lines a step
@@ -113,13 +113,13 @@ class Lighthouse:
 
 
 class SharedLighthouse:
-    """The job's one, whichever node keeps it."""
+    """The job's only lighthouse, whichever node runs it."""
 
     def __init__(self) -> None:
         self._own: Lighthouse | None = None
 
     def address(self, group: WorkerGroup) -> str:
-        """The first node keeps it; the others ask the round's store."""
+        """Return its address: the first node starts it, the others read it from the store."""
         store: Any = group.store
         if group.group_rank == 0:
             self._own = self._own or Lighthouse(str(group.master_addr))
@@ -127,16 +127,16 @@ class SharedLighthouse:
         return str(store.get("lighthouse").decode())
 
     def close(self) -> None:
-        """Serve no more, where it is this node's."""
+        """Stop the server if it is this node's."""
         if self._own is not None:
             self._own.close()
 
 
-# What makes a process a rank, in torchrun's words.
+# The environment of a rank, with torchrun's variables.
 
 
 def rank_environment(group: WorkerGroup, local_rank: int, restart_count: int) -> dict[str, str]:
-    """The variables of one rank of a group that has met."""
+    """Return the variables of one rank, once the nodes have joined."""
     worker, spec = group.workers[local_rank], group.spec
     return {
         "LOCAL_RANK": str(local_rank),
@@ -158,7 +158,7 @@ def rank_environment(group: WorkerGroup, local_rank: int, restart_count: int) ->
 
 
 class Starter:
-    """Of one node."""
+    """Starts the ranks of one node."""
 
     def __init__(
         self, settings: Settings, node: Node, logs: Logs, head_start: HeadStart | None
@@ -171,7 +171,7 @@ class Starter:
         self._command_s = os.environ.get(COMMAND_S) or str(time.time())
 
     def start(self, attempt: NodeAttempt) -> None:
-        """Start its ranks; those that had a head start are kept, if they know what they should."""
+        """Start the ranks; those with a head start are kept if their environment is right."""
         shared = self._of_all_ranks(attempt)
         workers = attempt.group.workers
         environments = [
@@ -191,7 +191,7 @@ class Starter:
         self._logs.follow([worker.global_rank for worker in workers])
 
     def close(self) -> None:
-        """What the ranks needed and the supervisor kept."""
+        """Close the logs and the lighthouse."""
         self._logs.close()
         self._lighthouse.close()
 

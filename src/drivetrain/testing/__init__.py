@@ -1,4 +1,4 @@
-"""Tools for testing code that runs on several ranks; shipped, so users can test their own."""
+"""Tools to test code that runs on several ranks. Shipped, so that users can test their own."""
 
 from drivetrain.testing.ranks import run_ranks
 

@@ -1,4 +1,4 @@
-"""Imported once by the process that the ranks of all tests are forked from: what takes seconds."""
+"""Slow imports, made once by the process that the ranks of all tests are forked from."""
 
 from __future__ import annotations
 

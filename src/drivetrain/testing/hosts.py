@@ -1,4 +1,4 @@
-"""make_hosts: several hosts on one machine, to cut and to crash, from an ordinary test.
+"""make_hosts: several hosts on one machine, to disconnect and to crash from an ordinary test.
 
 with make_hosts(2) as hosts:
     a, b = hosts
@@ -7,10 +7,10 @@ with make_hosts(2) as hosts:
     hosts.cut(a, b)
     a.crash()
 
-A host is a network namespace with its own address, host name and /etc/hosts; the file system is
-shared, as a cluster's would be. The hosts hang on a switch in a namespace of its own: nothing is
+A host is a network namespace with its own address, host name and /etc/hosts. The file system is
+shared, as on a cluster. The hosts are connected to a switch in a separate namespace: nothing is
 added to the machine's own network, so any number of tests can use the same addresses and ports at
-once, and a firewall of the machine does not see the packets.
+the same time, and the machine's firewall does not see the packets.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from drivetrain.core.errors import DrivetrainError, EnvironmentProblem, Problem
 
 Stream: TypeAlias = int | IO[Any] | None
 
-# Each tool, and the Debian package that has it.
+# Each tool and the Debian package that contains it.
 _TOOLS = {
     "ip": "iproute2",
     "tc": "iproute2",
@@ -44,7 +44,7 @@ _TOOLS = {
 }
 _NAMESPACES = Path("/run/netns")
 _PREFIX = "dt"
-# An address no interface has: what is sent there is lost without anybody being told.
+# A hardware address that no interface has: packets sent there are lost silently.
 _NOBODY = "02:00:00:00:00:00"
 _PATIENCE_S = 10.0
 
@@ -54,7 +54,7 @@ _ENTER = 'set -e; "$0" "$1"; "$2" --no-mtab --bind "$3" /etc/hosts; shift 3; exe
 
 
 class CommandFailed(subprocess.CalledProcessError):
-    """A command ended badly; the message has what it said."""
+    """A command failed; the message includes its output."""
 
     def __str__(self) -> str:
         said = "\n".join(text.strip() for text in (self.stdout, self.stderr) if text)
@@ -63,7 +63,7 @@ class CommandFailed(subprocess.CalledProcessError):
 
 @dataclass(frozen=True)
 class Host:
-    """One host; commands on it are processes of this one, with only the network apart."""
+    """One host; its commands are child processes that differ only in their network."""
 
     name: str
     address: str
@@ -83,8 +83,8 @@ class Host:
         stdout: Stream = None,
         stderr: Stream = None,
     ) -> subprocess.Popen[str]:
-        """Start `command` on this host; the process is the command's own, streams are text."""
-        # Not `ip netns exec`: that remounts /sys, and the cgroups under it are gone.
+        """Start `command` on this host and return its process; streams are text."""
+        # Not `ip netns exec`: it remounts /sys, which hides the cgroups.
         enter = [_tool("nsenter"), f"--net={_NAMESPACES / self.namespace}"]
         enter += [_tool("unshare"), "--uts", "--mount", "/bin/sh", "-c", _ENTER]
         enter += [_tool("hostname"), self.name, _tool("mount"), str(self.hosts_file)]
@@ -108,7 +108,7 @@ class Host:
         cwd: str | Path | None = None,
         timeout_s: float | None = 60.0,
     ) -> subprocess.CompletedProcess[str]:
-        """Run `command` on this host to its end; CommandFailed, with its output, if it fails."""
+        """Run `command` on this host until it ends; CommandFailed, with its output, if it fails."""
         pipe = subprocess.PIPE
         with self.popen(command, env=env, cwd=cwd, stdout=pipe, stderr=pipe) as process:
             try:
@@ -119,12 +119,12 @@ class Host:
         return _checked(subprocess.CompletedProcess(command, process.returncode, stdout, stderr))
 
     def crash(self) -> None:
-        """Kill every process on this host at once; the host itself can be used again.
+        """Kill every process on this host at once; the host can be used again afterwards.
 
-        The kernel lives on and closes their connections, so peers hear of it. For a host that
-        falls silent, as without power, cut it off first.
+        The kernel keeps running and closes the connections, so peers notice. To simulate a power
+        failure, after which a host is silent, cut it off first.
         """
-        # A process just started may not have reached its namespace yet; it is killed all the same.
+        # A process just started may not have entered its namespace yet; it must be killed too.
         for process in self._processes:
             process.kill()
         _kill_all_in(self.namespace)
@@ -138,10 +138,10 @@ class Hosts(tuple[Host, ...]):
     __slots__ = ()
 
     def cut(self, a: Host, b: Host) -> None:
-        """Lose every packet between `a` and `b`, both ways; their connections stay half-open.
+        """Drop every packet between `a` and `b` in both directions; connections stay half-open.
 
-        Each takes the other to be at a hardware address nobody has. A blackhole route would be as
-        silent to the connections there are, but lets a new one fail at once, as no cut cable does.
+        Each host maps the other to a hardware address that does not exist. A blackhole route would
+        also silence existing connections, but new ones would fail at once, unlike with a cut cable.
         """
         for one, other in ((a, b), (b, a)):
             _ip(
@@ -156,29 +156,35 @@ class Hosts(tuple[Host, ...]):
 
 
 def hosts_available() -> str | None:
-    """None when hosts can be made here, else the reason why not."""
+    """Return None if hosts can be created here, else the reason why not."""
     if sys.platform != "linux":
         return "hosts are network namespaces, which only Linux has"
     if os.geteuid() != 0:
-        return "hosts are network namespaces, which only root can make"
+        return "hosts are network namespaces, which only root can create"
     missing = [tool for tool in _TOOLS if _found(tool) is None]
     if missing:
         packages = sorted({_TOOLS[tool] for tool in missing})
         return f"no {', '.join(missing)}; apt-get install -y {' '.join(packages)}"
     unshare = [_tool("unshare"), "--net", "--uts", "--mount", "/bin/sh", "-c"]
     probe = _completed([*unshare, _PROBE, _tool("ip")])
-    return f"no namespaces or no bridge here: {probe.stderr.strip()}" if probe.returncode else None
+    return (
+        f"cannot create network namespaces or a bridge: {probe.stderr.strip()}"
+        if probe.returncode
+        else None
+    )
 
 
 @contextmanager
 def make_hosts(num_hosts: int, rate_mbit: float | None = None) -> Iterator[Hosts]:
-    """Hosts h1, h2, … that reach each other by name, each sending at most `rate_mbit` if given.
+    """Create hosts h1, h2, … that reach each other by name; `rate_mbit` limits what each sends.
 
-    On leaving, however that comes about, their processes are killed and everything is removed; if
-    this process is itself killed, the next to make hosts does it.
+    On exit, their processes are killed and everything is removed, even after an error. If this
+    process is itself killed, the next one that creates hosts cleans up.
     """
     if not 1 <= num_hosts <= 254:
-        raise ValueError(f"num_hosts = {num_hosts}: must be from 1 to 254, they share one subnet")
+        raise ValueError(
+            f"num_hosts = {num_hosts}: must be from 1 to 254, because they share one subnet"
+        )
     if reason := hosts_available():
         remedy = "skip the test where hosts_available() gives a reason"
         raise EnvironmentProblem([Problem("make_hosts", reason, remedy, has_value=False)])
@@ -203,38 +209,38 @@ def _named_hosts(num_hosts: int, prefix: str, hosts_file: Path) -> Hosts:
         Host(f"h{number}", f"10.77.0.{number}", f"{prefix}-h{number}", hosts_file)
         for number in range(1, num_hosts + 1)
     )
-    # Libraries resolve the host's own name to find the address that peers are to connect to.
+    # Libraries resolve the host's own name to find the address that peers should connect to.
     lines = ["127.0.0.1 localhost", *(f"{host.address} {host.name}" for host in hosts)]
     hosts_file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return hosts
 
 
 def _make_namespace(name: str, stack: ExitStack) -> str:
-    # Before it is there: an interrupt in between would leave it behind.
+    # Registered before it exists: an interrupt in between would leave it behind.
     stack.callback(_remove_namespace, name)
     _ip(f"netns add {name}")
     return name
 
 
 def _remove_namespace(name: str) -> None:
-    # Interfaces go with the namespace they are in, and so does a pair's other end.
+    # Interfaces are removed with their namespace, and so is the other end of a veth pair.
     if (_NAMESPACES / name).exists():
         _ip(f"netns delete {name}")
 
 
 def _remove_abandoned() -> None:
-    """Hosts whose maker was killed before it could remove them, with what still runs on them."""
+    """Remove hosts, and their processes, whose creator was killed before it could."""
     for name in (path.name for path in _NAMESPACES.glob(f"{_PREFIX}-*-*")):
         maker = name.split("-")[1]
         if maker.isdigit() and not Path(f"/proc/{maker}").exists():
             _kill_all_in(name)
-            with suppress(CommandFailed):  # another process may be tidying up too
+            with suppress(CommandFailed):  # another process may be removing it too
                 _remove_namespace(name)
 
 
 def _connect(host: Host, switch: str) -> None:
     inside = f"-n {host.namespace}"
-    # Both ends are born where they belong: never, even for a moment, on the machine's own network.
+    # Both ends are created inside their namespaces, never on the machine's own network.
     _ip(f"link add eth0 netns {host.namespace} type veth peer name {host.name} netns {switch}")
     _ip(f"-n {switch} link set {host.name} master br0 up")
     _ip(f"{inside} address add {host.address}/24 dev eth0")
@@ -250,10 +256,10 @@ def _limit(host: Host, rate_mbit: float) -> None:
 
 def _kill_all_in(namespace: str) -> None:
     deadline_s = time.monotonic() + _PATIENCE_S
-    # Again until none is left: a process may have started another between the look and the blow.
+    # Repeat until none is left: a process may start another between the listing and the kill.
     while pids := _pids_in(namespace):
         if time.monotonic() > deadline_s:
-            raise DrivetrainError(f"processes {pids} of {namespace} outlive SIGKILL")
+            raise DrivetrainError(f"processes {pids} of {namespace} survived SIGKILL")
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -269,7 +275,7 @@ def _pids_in(namespace: str) -> list[int]:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """What tells one namespace from another; None for one that is gone, or a dead process's."""
+    """Return a namespace's identity; None if it, or its process, no longer exists."""
     try:
         status = path.stat()
     except OSError:
@@ -300,10 +306,10 @@ def _checked(
 
 
 def _tool(name: str) -> str:
-    """Its full path, for a command's own `env` may have another PATH."""
+    """Return the tool's full path: a command's own `env` may have another PATH."""
     return _found(name) or name
 
 
 def _found(name: str) -> str | None:
-    # Where `ip` and `tc` are is not always on the PATH.
+    # The directory of `ip` and `tc` is not always on the PATH.
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/bin:/bin")

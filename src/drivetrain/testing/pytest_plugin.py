@@ -1,6 +1,6 @@
-"""A pytest plugin: `no_leaks` fails a test that leaves something behind.
+"""A pytest plugin: the fixture `no_leaks` fails a test that leaves something behind.
 
-Installed with Drivetrain; use it per test, or for a whole suite in conftest.py:
+It is installed with Drivetrain. Use it per test, or for a whole suite in conftest.py:
 
     pytestmark = pytest.mark.usefixtures("no_leaks")
 """
@@ -14,16 +14,16 @@ from collections.abc import Iterator
 
 import pytest
 
-# Beginnings of names that pytest and torch set by themselves, on import or first use.
+# Prefixes of variables that pytest and torch set themselves, on import or first use.
 _MAY_CHANGE = ("PYTEST_", "KMP_", "TORCHINDUCTOR_")
 _DYING_S = 15.0
-# They end with the process they serve.
+# These helpers end with the process they serve.
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
 @pytest.fixture
 def no_leaks() -> Iterator[None]:
-    """Fail when environment variables, threads, child processes or a process group are left."""
+    """Fail if the test leaves environment variables, threads, processes or a process group."""
     variables = dict(os.environ)
     threads = set(threading.enumerate())
     children = child_pids()
@@ -39,7 +39,7 @@ def no_leaks() -> Iterator[None]:
 
 
 def leaked_variables(before: dict[str, str]) -> list[str]:
-    """Variables that were added, changed or removed."""
+    """Return the variables that were added, changed or removed."""
     now = dict(os.environ)
     names = sorted(
         name
@@ -50,7 +50,7 @@ def leaked_variables(before: dict[str, str]) -> list[str]:
 
 
 def leaked_threads(before: set[threading.Thread], patience_s: float = 2.0) -> list[str]:
-    """Python threads that are still alive after a moment."""
+    """Return the new Python threads that are still alive after `patience_s`."""
     deadline_s = time.monotonic() + patience_s
     while True:
         left = [t for t in threading.enumerate() if t not in before and t.is_alive()]
@@ -60,9 +60,9 @@ def leaked_threads(before: set[threading.Thread], patience_s: float = 2.0) -> li
 
 
 def leaked_processes(before: set[int], patience_s: float = 2.0) -> list[str]:
-    """Child processes that are still alive after a moment.
+    """Return the new child processes that are still alive after `patience_s`.
 
-    One without a command line is on its way out, which takes a busy machine longer.
+    A process without a command line is exiting, which takes longer on a busy machine.
     """
     deadline_s = time.monotonic() + patience_s
     while True:
@@ -74,14 +74,14 @@ def leaked_processes(before: set[int], patience_s: float = 2.0) -> list[str]:
 
 
 def leaked_process_group() -> list[str]:
-    """A default process group that nobody destroyed."""
+    """Return the default process group if it was not destroyed."""
     import torch.distributed as dist
 
     return ["the default process group"] if dist.is_initialized() else []
 
 
 def child_pids() -> set[int]:
-    """This process's living children, but for multiprocessing's own helpers; none without /proc."""
+    """Return living child processes, without multiprocessing's helpers; none without /proc."""
     pids = set()
     for task in os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else ():
         try:
@@ -97,7 +97,7 @@ def child_pids() -> set[int]:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether only its exit code is left, for whoever asks: Python does when it next starts one."""
+    """True if the process has exited, even if its exit code was not collected yet."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] in "ZX"

@@ -1,4 +1,4 @@
-"""run_ranks: a function on n real processes with a real process group, from an ordinary test.
+"""run_ranks: run a function on n real processes with a process group, from an ordinary test.
 
 def body(scale):
     tensor = torch.ones(1) * scale
@@ -39,15 +39,23 @@ def run_ranks(
     args: Sequence[Any] = (),
     backend: str = "gloo",
 ) -> list[Result]:
-    """Run `function(*args)` on every rank; the results, in rank order.
+    """Run `function(*args)` on every rank and return the results in rank order.
 
-    `backend` is torch's: "cpu:gloo,cuda:nccl" on a machine with GPUs.
+    Ranks are separate processes, so the function must be importable. They are forked from a server
+    process that has imported torch and shares only the environment and the working directory with
+    this process. The ranks rendezvous at a port that this process holds (never a guessed one).
+    No process is left behind.
 
-    Ranks are processes of their own, so the function must be importable. They are forked from one
-    that has imported torch, and has seen none of this process's state but for its environment and
-    working directory; it ends with this process. gloo meets at a port the parent holds (never a
-    guessed one). When a rank fails, its own traceback is raised here and the others are ended; when
-    time runs out, the ranks still running are named. Nothing is left behind.
+    Args:
+        function: Called on every rank.
+        world_size: Number of ranks.
+        timeout_s: Time limit for all ranks together.
+        args: Arguments of the function.
+        backend: torch's backend; "cpu:gloo,cuda:nccl" on a machine with GPUs.
+
+    Raises:
+        WorkerFailure: A rank failed (with its traceback; the others are ended), or ranks were
+            still running after `timeout_s` (they are named).
     """
     _refuse_notebook(function)
     from torch._C._distributed_c10d import TCPStore
@@ -87,10 +95,10 @@ def run_ranks(
 
 
 def _start_importing() -> None:
-    """Ctrl-C is for this process, which ends the ranks; imports would answer with a traceback.
+    """Start the fork server with SIGINT blocked.
 
-    It is blocked for what is started here, and comes to this process when that has begun: were it
-    ignored, one that came meanwhile would be lost.
+    Ctrl-C is for this process, which ends the ranks; during the imports it would print a traceback.
+    The signal is blocked, not ignored, so that one that arrives meanwhile is not lost.
     """
     resource_tracker.ensure_running()  # it unblocks signals when it starts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -101,16 +109,16 @@ def _start_importing() -> None:
 
 
 def _refuse_notebook(function: Callable[..., Any]) -> None:
-    """A rank imports the function, and what a notebook holds cannot be imported."""
+    """EnvironmentProblem for a function defined in a notebook, which ranks cannot import."""
     module = getattr(function, "__module__", "")
     if module == "__main__" and not hasattr(sys.modules[module], "__file__"):
         rule = "was defined in a notebook, which ranks cannot import"
-        remedy = "write it into a file beside it and import it from there"
+        remedy = "put it in a .py file next to the notebook and import it from there"
         raise EnvironmentProblem([Problem("run_ranks", rule, remedy, function.__name__)])
 
 
 class _Environment:
-    """This process's variables: set where it is unpickled, before what comes after it is."""
+    """This process's environment; unpickling sets it, before the arguments after it are read."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _take_on, (dict(os.environ),)
@@ -136,7 +144,7 @@ class _Rank:
     receiver: Connection
 
     def outcome(self) -> _Outcome:
-        """What it sent; a process that died silently was the first cause."""
+        """Return what the rank sent; a process that died silently is taken as the first cause."""
         try:
             outcome: _Outcome = self.receiver.recv()
         except EOFError:
@@ -159,7 +167,7 @@ def _results(ranks: Sequence[_Rank], deadline_s: float, timeout_s: float) -> lis
             raise WorkerFailure(f"ranks {late} still running after {timeout_s:g} s")
         outcomes += [waiting.pop(receiver).outcome() for receiver in ready]
         if any(outcome.error for outcome in outcomes):
-            # A failing rank takes others down with it: hear them too, the earliest says why.
+            # A failing rank makes others fail: wait for those too, the earliest error is the cause.
             time.sleep(0.2)
             outcomes += [waiting.pop(receiver).outcome() for receiver in wait(list(waiting), 0)]
             first = min((o for o in outcomes if o.error), key=lambda o: o.at_s)
@@ -186,9 +194,9 @@ def _worker(
 ) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
-        return  # it was interrupted while this rank was being forked, and nobody would end it
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what forked it ignores it,
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # and was started without
+        return  # interrupted while this rank was being forked: nothing would end it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the fork server ignores it,
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # and was started with it blocked
 
     import torch
     import torch.distributed as dist
@@ -203,7 +211,7 @@ def _worker(
         "MASTER_PORT": str(port),
     }
     torch.set_num_threads(1)
-    faulthandler.enable()  # what ends by a signal of its own says where it was
+    faulthandler.enable()  # a crash by a signal prints its stack
     try:
         timeout = timedelta(seconds=timeout_s)
         store = TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
@@ -216,7 +224,7 @@ def _worker(
     except BaseException:
         sender.send(_Outcome(rank, time.time(), error=traceback.format_exc()))
         sender.close()
-        # Without the interpreter's shutdown, which would wait for collectives that never come.
+        # Skip the interpreter's shutdown, which would wait for collectives that never complete.
         os._exit(1)
     sender.send(_Outcome(rank, time.time(), result=result))
     sender.close()

@@ -1,12 +1,12 @@
-"""make_ray_cluster: a real Ray cluster on test hosts, each with an address of its own.
+"""make_ray_cluster: a real Ray cluster on test hosts, each with its own address.
 
 with make_hosts(2) as hosts, make_ray_cluster(hosts, tmp_path) as cluster:
     hosts[0].run([sys.executable, "driver.py"], env=cluster.environment)
     hosts[1].crash()
     cluster.join(hosts[1])
 
-The first host is the head. Ray's processes end with the hosts they are on: nothing is stopped by
-name, so other clusters on the machine live on.
+The first host is the head. Ray's processes end with their hosts; none is stopped by name, so other
+clusters on the machine are not affected.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from drivetrain.core.errors import DrivetrainError
 from drivetrain.testing.hosts import Host, Hosts
 
 _START_S = 600.0
-# Ray itself gives a node half a minute, which a busy machine may not keep; that cannot be set.
+# Ray gives a node half a minute to start, too little on a busy machine; it cannot be configured.
 _TRIES = 5
 _STARTED = "Ray runtime started"
 _OBJECT_STORE_BYTES = 80_000_000
 _SETTINGS = {
-    # a crashed host is noticed in seconds; by default it takes half a minute
+    # notice a crashed host in seconds; the default takes half a minute
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "5000",
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # starting a cluster is much work for a busy machine
+    # starting a cluster takes long on a busy machine
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "500",
     "RAY_agent_register_timeout_ms": "300000",
     "RAY_gcs_server_request_timeout_seconds": "300",
@@ -45,38 +45,38 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class RayCluster:
-    """Ray on the hosts; `folder` has its sessions and logs."""
+    """A Ray cluster on test hosts; `folder` holds its sessions and logs."""
 
     head: Host
     folder: Path
     cpus_per_host: int
     has_job_server: bool
     environment: Mapping[str, str]
-    """For Ray's own processes and for drivers: it names the cluster."""
+    """Environment for Ray's own processes and for drivers; it names the cluster."""
 
     @property
     def address(self) -> str:
-        """As ray.init() takes it."""
+        """Address for ray.init()."""
         return f"{self.head.address}:6379"
 
     @property
     def job_server(self) -> str:
-        """As Ray's Jobs API takes it."""
+        """Address for Ray's Jobs API."""
         return f"http://{self.head.address}:8265"
 
     @property
     def client_server(self) -> str:
-        """As Ray's client takes it; the Jobs API asks it for the job server."""
+        """Address for Ray's client; the Jobs API asks it for the job server."""
         return f"ray://{self.head.address}:10001"
 
     def join(self, host: Host) -> None:
-        """Start Ray on a host and wait until it says that it has."""
+        """Start Ray on a host and wait until it reports that it has started."""
         for _ in range(_TRIES):
             if self._starts(host):
                 return
             host.crash()
         said = (self.folder / f"{host.name}.log").read_text()
-        raise DrivetrainError(f"Ray did not start on {host.name}, {_TRIES} times:\n{said}")
+        raise DrivetrainError(f"Ray did not start on {host.name} in {_TRIES} attempts:\n{said}")
 
     def _starts(self, host: Host) -> bool:
         log = self.folder / f"{host.name}.log"
@@ -103,7 +103,10 @@ class RayCluster:
 
 
 def cluster_environment(head: str, folder: Path, *, token: str | None = None) -> dict[str, str]:
-    """Nothing of the user's own: a token in a home makes every new head ask for it."""
+    """Return an environment without the user's Ray settings.
+
+    A token in the home directory would make every new head require it.
+    """
     home = folder / "home"
     home.mkdir(parents=True, exist_ok=True)
     inherited = {n: v for n, v in os.environ.items() if not n.startswith("RAY_AUTH_")}
@@ -123,14 +126,14 @@ def make_ray_cluster(
     has_job_server: bool = False,
     token: str | None = None,
 ) -> Iterator[RayCluster]:
-    """Ray on every host, ready for drivers; it ends with the hosts.
+    """Start Ray on every host, ready for drivers; it ends with the hosts.
 
     Args:
-        hosts: Where; the first is the head.
-        folder: For Ray's sessions. A short path: sockets lie in it.
-        cpus_per_host: What Ray may think each host has.
-        has_job_server: Whether the Jobs API answers; its dashboard is most of a cluster's weight.
-        token: What the cluster asks of everybody who comes; None: it asks for nothing.
+        hosts: The hosts of the cluster; the first is the head.
+        folder: Directory for Ray's sessions. Use a short path: it contains sockets.
+        cpus_per_host: Number of CPUs that Ray assumes each host has.
+        has_job_server: Start the Jobs API; its dashboard is most of a cluster's load.
+        token: Authentication token that clients must present; None: no authentication.
     """
     variables = cluster_environment(hosts[0].address, folder, token=token)
     cluster = RayCluster(hosts[0], folder, cpus_per_host, has_job_server, variables)

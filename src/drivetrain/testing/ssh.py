@@ -1,4 +1,4 @@
-"""start_sshd: real OpenSSH between hosts of one machine, with keys of the test's own.
+"""start_sshd: real OpenSSH between test hosts on one machine, with keys made for the test.
 
 with make_hosts(3) as (desk, *machines), start_sshd(machines) as ssh:
     desk.run([*ssh.split(), machines[0].name, "hostname"])
@@ -41,7 +41,7 @@ Host *
 
 
 def ssh_available() -> str | None:
-    """None when sshd can be started here, else the reason why not."""
+    """Return None if sshd can be started here, else the reason why not."""
     missing = [tool for tool in ("sshd", "ssh", "ssh-keygen") if _tool(tool) is None]
     if missing:
         return f"no {', '.join(missing)}; apt-get install -y openssh-server openssh-client"
@@ -50,7 +50,7 @@ def ssh_available() -> str | None:
 
 @contextmanager
 def start_sshd(hosts: Sequence[Host]) -> Iterator[str]:
-    """An sshd on each host; the ssh command that reaches them, as a line of shell."""
+    """Start an sshd on each host; yield the ssh command that reaches them, as a shell string."""
     with tempfile.TemporaryDirectory(prefix="dt-ssh-") as name:
         folder = Path(name)
         for key in ("host_key", "user_key"):
@@ -58,14 +58,14 @@ def start_sshd(hosts: Sequence[Host]) -> Iterator[str]:
             subprocess.run([*keygen, str(folder / key)], check=True)
         (folder / "sshd_config").write_text(_SERVER.format(folder=folder))
         (folder / "config").write_text(_CLIENT.format(folder=folder))
-        Path("/run/sshd").mkdir(exist_ok=True)  # it insists
+        Path("/run/sshd").mkdir(exist_ok=True)  # sshd requires it
         for host in hosts:
             boot_sshd(host, folder)
         yield f"ssh -T -F {folder}/config"
 
 
 def boot_sshd(host: Host, folder: Path) -> None:
-    """Start it, also again after a crash, and wait until it answers."""
+    """Start sshd, also after a crash of the host, and wait until it listens."""
     with (folder / f"{host.name}.log").open("a") as log:
         command = [_tool("sshd") or "", "-D", "-e", "-f", str(folder / "sshd_config")]
         process = host.popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -77,7 +77,7 @@ def boot_sshd(host: Host, folder: Path) -> None:
 
 
 def _listens(host: Host) -> bool:
-    """Asked from the host itself: this process is on another network."""
+    """True if the port is open, checked on the host: this process is on another network."""
     table = host.run(["cat", "/proc/self/net/tcp"]).stdout
     ports = [line.split()[1].rpartition(":")[2] for line in table.splitlines()[1:]]
     return f"{_PORT:04X}" in ports

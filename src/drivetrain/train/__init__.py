@@ -1,1 +1,1 @@
-"""The loop: what a user brings, how one step is made of it, and who may listen."""
+"""Training: the user's task, the loop and its engine, hooks, saving and optimizers."""

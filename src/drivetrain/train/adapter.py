@@ -1,4 +1,4 @@
-"""Adapter: what stands behind a task that was made from another library's object."""
+"""Adapter: hooks and data of a task that was built from another library's object."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from drivetrain.train.hooks import Hook
 
 
 class Adapter(Hook):
-    """A hook of the task's own, which also knows the run beforehand and may have data."""
+    """A hook that belongs to a task; it is told the run's config early and may provide data."""
 
     def on_planned(self, config: RunConfig, total_steps: int | None) -> None:
-        """How the run is meant to go; neither model nor optimizer is made yet."""
+        """Called with the resolved config, before the model and the optimizer exist."""
 
     def data(self) -> tuple[Any, Any]:
-        """What `fit()` trains on and evaluates with when it is called without data; or None."""
+        """Return the training and validation data for `fit()` without data, each may be None."""
         return None, None

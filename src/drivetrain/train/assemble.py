@@ -1,4 +1,4 @@
-"""From a task, data and a config to an engine and a feed that are ready to train."""
+"""Build an engine and a feed that are ready to train from a task, data and a config."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from drivetrain.train.task import Task
 
 @dataclass(frozen=True)
 class Assembly:
-    """Everything a run trains with."""
+    """Everything that a run trains with."""
 
     resolved: ResolvedConfig
     world: World
@@ -55,17 +55,17 @@ class Assembly:
     feed: Feed
     source: Source
     made: Mapping[str, Any]
-    """The terms of the run's contract that are known of the model and the optimizer."""
+    """Terms of the run's contract that come from the model and the optimizer."""
     notes: tuple[str, ...]
-    """What the user should read before the first step."""
+    """Lines to show before the first step."""
     page: ProgressPage
-    """Where this rank says what it does; its supervisor watches it."""
+    """Where this rank reports its phase; its supervisor watches it."""
     unread: ConfigError | None = None
-    """To be raised where no checkpoint has the weights that files should have had."""
+    """Error to raise if no checkpoint has the weights that could not be read from files."""
     tokenizer: Any = None
-    """What the task has of that kind."""
+    """The task's tokenizer."""
     weight_bytes: int = 0
-    """Of the whole model's parameters."""
+    """Size of the whole model's parameters."""
 
     @property
     def config(self) -> RunConfig:
@@ -74,14 +74,14 @@ class Assembly:
 
     @property
     def total_steps(self) -> int | None:
-        """None only for a stream that decides for itself how long an epoch is."""
+        """Steps of the whole run; None for a stream whose length is unknown."""
         return total_steps_of(self.config, self.feed.plan)
 
 
 def assemble(
     task: Task, resolved: ResolvedConfig, source: Source, world: World | None = None
 ) -> Assembly:
-    """Join the world, unless it is given; spread the model, and line up the data."""
+    """Join the world, unless it is given; distribute the model and set up the data."""
     mark_training()
     identity = detect()
     share_console(resolved.config.record.log_ranks, identity.rank, identity.world_size)
@@ -110,7 +110,7 @@ def assemble(
     if is_own_world and config.parallel.traits.shards and world.accelerator.is_cpu:
         give_back_freed()
     new = new_model(task, strategy, world, config, is_rehearsed=not is_own_world)
-    if is_own_world:  # a rehearsal needs no values, and has nobody to agree with
+    if is_own_world:  # a rehearsal needs no values and has no other ranks
         new = settled_model(new, feed, world, config, is_live=is_live)
     notes = describe_model(new.model, strategy, world, config, plan.accumulation) + new.notes
     notes += note_on_dropout(new.model, resolved) + use_float8(new.model, config.precision)
@@ -153,5 +153,7 @@ def _first_notes(plan: BatchPlan, resolved: ResolvedConfig) -> list[str]:
         notes.append(f"warning: {plan.idle_warning}")
     if resolved.left_to_script:
         flags = ", ".join(resolved.left_to_script)
-        notes.append(f"left to the script: {flags} (no config key: ignored if it does not read it)")
+        notes.append(
+            f"passed to the script: {flags} (not a config key: ignored unless the script reads it)"
+        )
     return notes

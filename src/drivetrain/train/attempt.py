@@ -1,6 +1,6 @@
 """Attempt: one start of a run, from opening its directory to its last event.
 
-`Trainer.fit` and a loop of one's own open the same attempt and train inside `training()`.
+`Trainer.fit` and `KeptLoop` open an attempt and train inside `training()`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from drivetrain.train.watch.reporter import Reporter
 
 @dataclass(frozen=True)
 class Attempt:
-    """What training writes to, and saves with."""
+    """What training records to and saves with."""
 
     assembly: Assembly
     history: History
@@ -55,20 +55,20 @@ class Attempt:
 
     @property
     def number(self) -> int:
-        """Counted from 1."""
+        """Number of the attempt, counted from 1."""
         return self.config.attempt
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Say that it begins; listen for a stop; record why it failed, if it does."""
+        """Context of the training: report its start, handle stop requests, record a failure."""
         try:
             self.reporter.begin(self.directory.path)
             self.saver.begin()
             self.assembly.engine.spread.when_settled(self._note_choice)
             with announcing(self.assembly.page, self.assembly.engine.timer.compiled):
                 yield
-        except GeneratorExit:  # a loop of one's own, left in the middle of a step or by an error
-            self._failed("the script has left its loop in a step, or by an error")
+        except GeneratorExit:  # a user's own loop, left during a step or by an error
+            self._failed("the script left its loop during a step or because of an error")
             raise
         except BaseException as error:
             self._failed(clean_text(repr(error)))
@@ -78,7 +78,7 @@ class Attempt:
             self.reporter.close()
 
     def evaluate(self, task: Task, feeds: Mapping[str, EvaluationFeed]) -> EvaluationResult:
-        """Every validation sample once; shown, recorded and remembered."""
+        """Evaluate every validation sample once; show, record and remember the result."""
         step = self.saver.at.step
         self.assembly.page.note(Phase.EVALUATING)
         with self.reporter.aside(), self.recorder.measure("evaluation", step):
@@ -87,13 +87,13 @@ class Attempt:
         self.assembly.engine.learning_rate.after("evaluation", result.metrics)
         self.saver.score(result)
         stopping = EarlyStopping.of(self.assembly.config.early_stopping)
-        # the same result on every rank, so all ask for it
+        # the result is the same on every rank, so all ranks ask
         if stopping is not None and (reason := stopping.reason(self.history)) is not None:
             self.saver.ask_to_end(reason)
         return result
 
     def evaluate_after(self, task: Task, feeds: Mapping[str, EvaluationFeed]) -> EvaluationResult:
-        """One more evaluation, after the attempt's end."""
+        """Evaluate once more, after the attempt's end."""
         found: list[tuple[str, EvaluationResult, int | None]] = []
         result = evaluate_all(
             task, feeds, self.assembly, self.saver.at.step, lambda *one: found.append(one)
@@ -104,11 +104,11 @@ class Attempt:
         return result
 
     def end(self) -> None:
-        """The last word of a run that was not cut off."""
+        """Record the end of a run that was not interrupted."""
         self.recorder.instant("run_end", **self.history.summary())
 
     def _note_choice(self, choice: Choice) -> None:
-        """A key that was left open is settled by the run's steps."""
+        """Record the value of a key that was left open and was chosen during the run."""
         if self.assembly.world.is_main:
             self.config.choose(choice.key, choice.value, choice.why)
             self.reporter.say(choice.said)
@@ -117,13 +117,13 @@ class Attempt:
         self.recorder.instant("run_failed", error=why, step=self.saver.at.step)
 
     def add_evaluations(self, found: Sequence[tuple[str, EvaluationResult, int | None]]) -> None:
-        """Those that were made after the attempt's end."""
+        """Record evaluations that were made after the attempt's end."""
         with open_recorder(self.assembly, self.directory, self.number) as recorder:
             reporter = Reporter(self.assembly, recorder, self.history)
             for one in found:
                 reporter.evaluation(*one)
             reporter.close()
-            recorder.instant("run_end", **self.history.summary())  # it stays the last word
+            recorder.instant("run_end", **self.history.summary())  # it must stay the last event
 
 
 def evaluate_all(
@@ -133,7 +133,7 @@ def evaluate_all(
     step: int,
     report: Callable[[str, EvaluationResult, int | None], None],
 ) -> EvaluationResult:
-    """Each set of validation data in turn; their metrics together, under the sets' names."""
+    """Evaluate each set of validation data; return all metrics, prefixed with the sets' names."""
     engine, metrics, num_samples = assembly.engine, dict[str, float](), 0
     for name, feed in feeds.items():
         with engine.autocast, engine.evaluated_weights():
@@ -149,7 +149,7 @@ def evaluate_all(
 def open_attempt(
     assembly: Assembly, history: History, run: RunState, began_s: float
 ) -> Iterator[Attempt]:
-    """Open the run's directory, load its newest good checkpoint, and claim it. Collective."""
+    """Open the run's directory, load its newest good checkpoint and claim it. Collective."""
     directory = _open_directory(assembly)
     history.run_dir = directory.path
     start = start_from_newest(assembly, history, run, directory)
@@ -166,18 +166,18 @@ def open_attempt(
             problem = keep_companions(assembly, saver.storage)
             if problem:
                 reporter.say(
-                    f"warning: the model's config is not kept ({problem}); `drivetrain checkpoint "
-                    "export` will write weights alone"
+                    f"warning: the model's config could not be saved ({problem}); `drivetrain "
+                    "checkpoint export` will write only the weights"
                 )
         yield Attempt(assembly, history, directory, config, recorder, reporter, saver)
 
 
 def _open_directory(assembly: Assembly) -> RunDirectory:
-    """Rank 0 makes it, or finds the one of an earlier attempt; everyone uses it. Collective."""
+    """Rank 0 creates the directory, or finds an earlier attempt's; all ranks use it. Collective."""
     world, config = assembly.world, assembly.config
     settled, number = next_run_directory()
     path = ""
-    if world.is_main or world.mesh is None:  # live replicas settle it each for itself
+    if world.is_main or world.mesh is None:  # each live replica decides on its own
         made = settled or RunDirectory.create(config.output_dir, config.name).path
         path = str(RunDirectory.at(made).path)
     directory = RunDirectory(Path(world.agree(path)))
@@ -187,7 +187,7 @@ def _open_directory(assembly: Assembly) -> RunDirectory:
 
 
 def _begin(assembly: Assembly, directory: RunDirectory, number: int, resumed_step: int) -> None:
-    """Rank 0 writes down what this attempt starts with."""
+    """Record, on rank 0, what this attempt starts with."""
     if assembly.world.identity.local_rank == 0:
         remember_attempt(number)
     if assembly.world.is_main:
@@ -196,7 +196,7 @@ def _begin(assembly: Assembly, directory: RunDirectory, number: int, resumed_ste
 
 
 def open_recorder(assembly: Assembly, directory: RunDirectory, attempt: int) -> Recorder:
-    """This rank's event file; the sinks hang on rank 0's, and some on each node's first."""
+    """Open this rank's event file; sinks are on rank 0, some on each node's first rank."""
     identity = assembly.world.identity
     names: tuple[str, ...] = tuple(assembly.config.record.sinks)
     if not assembly.world.is_main:

@@ -1,4 +1,4 @@
-"""Averages: a moving average of the trained weights, kept as the ranks hold them."""
+"""Averages: a moving average of the trained weights, sharded like the weights."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from drivetrain.parallel.parts import local_parts
 
 
 class Averages:
-    """Of the weights after each step: `average += (weight - average) * (1 - decay)`.
+    """Average of the weights after each step: `average += (weight - average) * (1 - decay)`.
 
-    Shards are averaged as shards, and saved and cut up anew like the weights.
+    Shards are averaged as shards, and saved and resharded like the weights.
     """
 
     def __init__(self, spread: ParallelModel, decay: float, *, evaluate: bool) -> None:
@@ -25,7 +25,7 @@ class Averages:
         self.is_evaluated = evaluate
         self.num_updates = 0
         self._spread = spread
-        # as an optimizer holds them: a strategy may put others in their place for a forward
+        # the tensors that an optimizer holds: a strategy may swap in others for a forward
         weights = {
             own_name(name): parameter
             for name, parameter in spread.inner.named_parameters()
@@ -39,30 +39,32 @@ class Averages:
         self._is_applied = False
 
     def begin(self) -> None:
-        """Start from the weights there are, unless averages were restored."""
+        """Start from the current weights, unless averages were restored."""
         if not self.num_updates:
             for average, weight in zip(self._averages, self._weights, strict=True):
                 average.copy_(weight)
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """By the names they are saved under; this rank's part."""
+        """This rank's part of the averages, by the names they are saved under."""
         self._refuse_applied("save")
         return self._tensors
 
     def _refuse_applied(self, what: str) -> None:
         if self._is_applied:
-            raise RuntimeError(f"inside ema.applied() the model cannot {what}: leave it first")
+            raise RuntimeError(
+                f"the model cannot {what} inside ema.applied(): leave that block first"
+            )
 
     def update(self) -> None:
-        """After a step."""
+        """Update the averages after a step."""
         self._refuse_applied("train")
         self._move(self._averages, self._weights, self.num_updates)
         self.num_updates += 1
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Within, the model has the averages, and the weights wait where those were."""
+        """Context in which the weights and the averages are swapped."""
         if self._is_applied:
             yield
             return
@@ -83,9 +85,8 @@ class Averages:
             average.copy_(aside)
 
     def state_dict(self) -> dict[str, Any]:
-        """What is no tensor of the model's kind."""
         return {"num_updates": self.num_updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """After the tensors have been loaded."""
+        """Load the rest of the state, after the tensors."""
         self.num_updates = int(state["num_updates"])

@@ -1,4 +1,4 @@
-"""A run's contract, made from what was assembled; all ranks must have made the same."""
+"""A run's contract: the terms that a resume must match, and that all ranks must share."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from drivetrain.train.task import OptimizerFactory
 from drivetrain.train.weights.recording import sample
 
 _HOW_GONE_THROUGH = {"params", "param_names", "foreach", "fused", "capturable", "differentiable"}
-"""Of an optimizer's groups: what changes no number beyond rounding."""
+"""Keys of an optimizer's groups that change results by rounding at most."""
 
 
 _MOST_TOLD = 3
 
 
 def contract_of(config: RunConfig, source: Source, made: Terms, world: World) -> Contract:
-    """Every term of a run, and what the user accepts a change of. Reads a few samples."""
+    """Return all terms of a run and the changes the user accepts. Reads a few samples."""
     terms = {
         **_of_config(config),
         "data.shuffle": None if source.length is None else source.shuffle,
@@ -48,12 +48,12 @@ def contract_of(config: RunConfig, source: Source, made: Terms, world: World) ->
 
 
 def accepted_changes() -> frozenset[str]:
-    """What the user knows to have changed since the checkpoint."""
+    """Return the terms whose changes since the checkpoint the user accepts."""
     return frozenset(filter(None, os.environ.get(ACCEPT_CHANGE, "").split(",")))
 
 
 def _sampler_term(config: RunConfig, source: Source) -> str | None:
-    """A digest of the first epoch's ids; the order of those that follow comes from the same."""
+    """Return a digest of the first epoch's ids, which stands for the following epochs too."""
     if source.sampler is None:
         return None
     name = type(source.sampler.sampler).__name__
@@ -61,7 +61,7 @@ def _sampler_term(config: RunConfig, source: Source) -> str | None:
 
 
 def model_terms(model: nn.Module) -> dict[str, Any]:
-    """The model as the user's function has made it, before it is spread."""
+    """Return the terms of the model as the user's function built it, not yet distributed."""
     state = _tensors(model)
     lines = [f"{name} {what}" for name, what in _described(model).items()]
     digest = hashlib.blake2b("\n".join(sorted(lines)).encode(), digest_size=4).hexdigest()
@@ -71,11 +71,11 @@ def model_terms(model: nn.Module) -> dict[str, Any]:
 
 
 def agree_on_model(model: nn.Module, world: World) -> list[str]:
-    """Let every rank start from the same model; what the user should know of it. Collective.
+    """Let every rank start from the same model; return notes for the user. Collective.
 
-    Other tensors than rank 0's are a ConfigError: torch would only say that some number of
-    parameters differs. Other values (weights that only rank 0 has loaded) become rank 0's, as ddp
-    does it by itself: shards of different models would be a model that nobody has made.
+    Tensors that differ from rank 0's in name, shape or dtype are a ConfigError: torch would only
+    report that the number of parameters differs. Different values (weights that only rank 0 loaded)
+    are replaced by rank 0's, as ddp does anyway: otherwise shards would come from different models.
     """
     agree_on_tensors(model, world)
     samples = {name: sample(tensor) for name, tensor in _tensors(model).items()}
@@ -87,12 +87,12 @@ def agree_on_model(model: nn.Module, world: World) -> list[str]:
     name = world.agree(different[0] if different else "", speaker=rank)
     world.share_weights(model)
     return [
-        f"model: {name} has other values on rank {rank} than on rank 0; all start from rank 0's"
+        f"model: {name} on rank {rank} differs from rank 0; all ranks start from rank 0's values"
     ]
 
 
 def agree_on_sampler(feed: SampledFeed, world: World) -> None:
-    """ConfigError on every rank where one has drawn other samples than rank 0. Collective."""
+    """ConfigError on every rank if one drew other samples than rank 0. Collective."""
     digest = str(feed.first.digest)
     rank = world.first_with(world.agree(digest) != digest)
     if rank is not None:
@@ -100,7 +100,7 @@ def agree_on_sampler(feed: SampledFeed, world: World) -> None:
 
 
 def agree_on_tensors(model: nn.Module, world: World) -> None:
-    """Refuse models whose tensors differ in name, shape or kind between ranks. Collective."""
+    """ConfigError if the models' tensors differ in name, shape or dtype. Collective."""
     own = _described(model)
     digest = hashlib.blake2b(json.dumps(own).encode(), digest_size=16).hexdigest()
     rank = world.first_with(world.agree(digest) != digest)
@@ -108,14 +108,14 @@ def agree_on_tensors(model: nn.Module, world: World) -> None:
         return
     first: dict[str, str] = json.loads(world.agree(json.dumps(own)))
     told = [
-        [name, own.get(name, "not there"), first.get(name, "not there")]
+        [name, own.get(name, "missing"), first.get(name, "missing")]
         for name in dict.fromkeys((*first, *own))
         if own.get(name) != first.get(name)
-    ] or [["model", "the same tensors in another order", "in this one"]]
+    ] or [["model", "the same tensors in a different order", "in the expected order"]]
     found = json.loads(world.agree(json.dumps(told), speaker=rank))
-    remedy = "make the same model on every rank: let nothing in it depend on the rank"
+    remedy = "build the same model on every rank: nothing in it may depend on the rank"
     problems = [
-        Problem(name, f"on rank {rank}, and {_readable(theirs)} on rank 0", remedy, _readable(here))
+        Problem(name, f"on rank {rank}, but {_readable(theirs)} on rank 0", remedy, _readable(here))
         for name, here, theirs in found[:_MOST_TOLD]
     ]
     if len(found) > _MOST_TOLD:
@@ -133,7 +133,7 @@ def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _described(model: nn.Module) -> dict[str, str]:
-    """Every tensor of a model: its shape, its number format, and whether it is trained."""
+    """Return each tensor's shape, dtype and whether it is trained."""
     parameters = dict(model.named_parameters())
     return {
         name: f"{tuple(tensor.shape)} {tensor.dtype} "
@@ -143,10 +143,10 @@ def _described(model: nn.Module) -> dict[str, str]:
 
 
 def optimizer_terms(optimizer: torch.optim.Optimizer, factory: OptimizerFactory) -> dict[str, Any]:
-    """The optimizer's kind, and its settings where they are the user's own."""
+    """Return the optimizer's class, and its settings if the user built it."""
     groups = optimizer.param_groups
     terms: dict[str, Any] = {"optimizer.class": kind_of(optimizer)}
-    if factory is not from_config:  # that one's settings, and groups, are the config's
+    if factory is not from_config:  # the settings and groups of from_config are in the config
         terms["optimizer.groups"] = len(groups)
         keys = sorted({k for group in groups for k, v in group.items() if _is_setting(k, v)})
         for key in keys:
@@ -156,7 +156,7 @@ def optimizer_terms(optimizer: torch.optim.Optimizer, factory: OptimizerFactory)
 
 
 def agree_on(contract: Contract, world: World) -> None:
-    """ConfigError on every rank when one's terms are not rank 0's. A collective call."""
+    """ConfigError on every rank if the terms of one differ from rank 0's. A collective call."""
     terms = contract.terms
     shared: dict[str, Any] = json.loads(world.agree(json.dumps(terms)))
     different = [key for key in terms if key != "python" and terms[key] != shared[key]]
@@ -169,7 +169,7 @@ def agree_on(contract: Contract, world: World) -> None:
         [
             Problem(
                 key,
-                f"on rank {rank}, and {first} on rank 0",
+                f"on rank {rank}, but {first} on rank 0",
                 "all ranks must train the same thing: give them the same data, config and model",
                 own,
             )
@@ -180,9 +180,9 @@ def agree_on(contract: Contract, world: World) -> None:
 
 def _of_config(config: RunConfig) -> dict[str, Any]:
     said = config.optimization
-    # the kind of optimizer is a term of its own, whoever made it
+    # the optimizer's class is a separate term, whoever built it
     optimization = said.model_dump(mode="json", exclude={"adamw_implementation", "optimizer"})
-    if not said.weight_decay:  # then it decides nothing
+    if not said.weight_decay:  # the key has no effect then
         optimization["decay_norms_and_biases"] = None
     if said.optimizer == "adamw":
         optimization["momentum"] = None
@@ -195,7 +195,7 @@ def _of_config(config: RunConfig) -> dict[str, Any]:
         "seed": config.seed,
         "global_batch_size": config.global_batch_size,
         "micro_batch_size": config.micro_batch_size,
-        # the learning rate falls to the end of the run, wherever that is
+        # the learning rate falls until the end of the run
         "max_steps": config.max_steps if falls else None,
         "num_train_epochs": config.num_train_epochs if falls else None,
         "reproducibility": config.reproducibility,
@@ -217,7 +217,7 @@ def _of_config(config: RunConfig) -> dict[str, Any]:
 
 
 def _float8(said: Precision) -> dict[str, Any]:
-    """Nothing where it is not used: runs of earlier releases have not said either."""
+    """Return no term if float8 is not used: runs of earlier releases have none either."""
     if said.float8 == "none":
         return {}
     return {"precision.float8": said.float8, "precision.float8_skip": list(said.float8_skip)}

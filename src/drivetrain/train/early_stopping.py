@@ -1,4 +1,4 @@
-"""EarlyStopping: end a run whose evaluations are not, or no longer, good enough."""
+"""EarlyStopping: end a run when its evaluations stop improving or miss a limit."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ if TYPE_CHECKING:
 
 
 class EarlyStopping(Hook):
-    """Stops after `patience` evaluations in a row that were not better than the best before them.
+    """Stop after `patience` evaluations in a row that did not improve on the best one.
 
-    Better is: by more than `min_delta`, downwards or (`mode="max"`) upwards. It goes by the run's
-    evaluations, so it has nothing to save, and a resume counts on. `limits` are pairs of a step and
-    a value: it also stops when the first evaluation at or after that step is worse.
+    It uses the run's recorded evaluations, so it has no state to save, and continues to count
+    after a resume. In your own loop: `if reason := stopping.reason(loop.history):
+    loop.stop(reason)`. The config's `early_stopping` section does the same without code.
 
-    In a loop of one's own: `if reason := stopping.reason(loop.history): loop.stop(reason)`. The
-    config's `early_stopping` needs neither.
+    Args:
+        monitor: Name of the metric.
+        patience: Number of evaluations without improvement; None: only `limits` apply.
+        min_delta: An evaluation counts as better only if it improves by more than this.
+        mode: Whether lower ("min") or higher ("max") values are better.
+        limits: Pairs of a step and a value. The run also stops when the first evaluation at or
+            after that step is worse than the value.
     """
 
     def __init__(
@@ -41,7 +46,7 @@ class EarlyStopping(Hook):
 
     @classmethod
     def of(cls, said: schema.EarlyStopping) -> EarlyStopping | None:
-        """As the config has it; None when it asks for nothing."""
+        """Return the config's rule, or None if it sets none."""
         if said.patience is None and not said.limits:
             return None
         made = cls(said.metric, said.patience, said.min_delta, said.mode, said.limits)
@@ -49,12 +54,12 @@ class EarlyStopping(Hook):
         return made
 
     def on_validation_end(self, trainer: Trainer, result: EvaluationResult) -> None:  # noqa: ARG002
-        """The same result on every rank, so all ask for it."""
+        """Stop if it is time. The result is the same on every rank, so all ranks ask."""
         if (reason := self.reason(trainer.history)) is not None:
             trainer.stop(reason)
 
     def reason(self, history: History) -> str | None:
-        """Why to stop now; None while it is not time."""
+        """Return why the run should stop now, or None."""
         results = history.with_metric(self.monitor, self._named_by)
         return self._worse_than_limit(results) or self._no_better(results)
 
@@ -62,7 +67,7 @@ class EarlyStopping(Hook):
         sign = 1.0 if self.mode == "min" else -1.0
         for step, limit in self.limits:
             value = next((r.metrics[self.monitor] for r in results if r.step >= step), None)
-            if value is not None and not sign * value <= sign * limit:  # so for nan, too
+            if value is not None and not sign * value <= sign * limit:  # true for NaN as well
                 return f"{self.monitor} was {value:.6g} at step {step}, worse than {limit:.6g}"
         return None
 
@@ -72,13 +77,13 @@ class EarlyStopping(Hook):
         best_step = waited = 0
         for result in results:
             value = sign * result.metrics[self.monitor]
-            if best is None or value < best - self.min_delta:  # never so for one that is no number
+            if best is None or value < best - self.min_delta:  # never true for NaN
                 best, best_step, waited = value, result.step, 0
             else:
                 waited += 1
         if best is None or self.patience is None or waited < self.patience:
             return None
         return (
-            f"{self.monitor} was not better than {sign * best:.6g} (after step {best_step}) in "
+            f"{self.monitor} did not improve on {sign * best:.6g} (after step {best_step}) in "
             f"{waited} evaluations"
         )

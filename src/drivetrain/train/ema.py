@@ -1,4 +1,4 @@
-"""EMA: a moving average of the weights, for evaluations and for exports."""
+"""EMA: an exponential moving average of the weights, for evaluations and exports."""
 
 from __future__ import annotations
 
@@ -17,42 +17,46 @@ if TYPE_CHECKING:
 
 
 class EMA(Hook):
-    """Averages the trained weights after each step; saved and restored with the run.
+    """Exponential moving average of the trained weights; saved and restored with the run.
 
-    With `evaluate`, evaluations and predictions are made with the averages. Buffers are the
-    model's own. `drivetrain checkpoint export --ema` writes them, and inside `ema.applied()` the
-    model has them: `full_state_dict()` and `save_pretrained()` then give the averages.
+    The average is updated after each step. Buffers are not averaged: the model's own are used.
+    `drivetrain checkpoint export --ema` writes the averages. Inside `ema.applied()` the model has
+    the averaged weights, so `full_state_dict()` and `save_pretrained()` return or write them.
 
-    In a loop of one's own: `prepare(…, ema=EMA(decay=0.999))`.
+    Pass it to `Trainer` as a hook; in your own loop, use `prepare(…, ema=EMA(decay=0.999))`.
+
+    Args:
+        decay: Share of the average that is kept at each step: at least 0 and below 1.
+        evaluate: Use the averages for evaluations and predictions.
     """
 
     def __init__(self, decay: float = 0.999, *, evaluate: bool = True) -> None:
         if not 0.0 <= decay < 1.0:
-            rule, remedy = "is no share of the average that is kept", "use 0.9 to 0.9999"
+            rule, remedy = "must be at least 0 and below 1", "use 0.9 to 0.9999"
             raise ConfigError([Problem("EMA.decay", rule, remedy, decay)])
         self.decay = decay
         self.evaluate = evaluate
         self._engine: Engine | None = None
 
     def on_setup(self, trainer: Trainer) -> None:
-        """The model is there, and what a checkpoint holds is not loaded yet."""
+        """Attach to the engine, before a checkpoint is loaded."""
         if trainer.assembly is not None:
             self.attach(trainer.assembly)
 
     def attach(self, assembly: Assembly) -> None:
-        """Let the engine keep the averages."""
+        """Let the engine keep the averages; ConfigError if this run cannot have them."""
         engine, strategy = assembly.engine, assembly.config.parallel.strategy
         rule = ""
         if engine.averages is not None:
-            rule = "there is another EMA of this model"
+            rule = "this model already has an EMA"
         elif isinstance(engine.spread, SeveralModels):
-            rule = "there are several models, each stepped on its own"
+            rule = "it averages one model, and this run trains several"
         elif engine.spread.engine_step is not None:
-            rule = f"{strategy} keeps the weights to itself"
+            rule = f"{strategy} manages the weights itself"
         elif engine.spread.local_steps is not None:
-            rule = f"with {strategy} ranks have weights of their own between two agreements"
+            rule = f"with {strategy} ranks have different weights between synchronizations"
         elif assembly.config.fault_tolerance == "live":
-            rule = "a replica that comes back would have no averages"
+            rule = "a replica that rejoins would have no averages"
         if rule:
             remedy = "leave it out"
             raise ConfigError([Problem("EMA", rule, remedy, has_value=False)])
@@ -60,7 +64,7 @@ class EMA(Hook):
         self._engine = engine
 
     def applied(self) -> AbstractContextManager[None]:
-        """Within, the model has the averages. On every rank, between steps."""
+        """Context in which the model has the averages. Enter on every rank, between steps."""
         if self._engine is None or self._engine.averages is None:
-            raise RuntimeError("applied() needs the model: call it while or after it is trained")
+            raise RuntimeError("applied() needs the model: call it during or after training")
         return self._engine.averaged(self._engine.averages)

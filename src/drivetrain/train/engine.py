@@ -1,9 +1,9 @@
-"""Engine: one optimizer step on one global batch, however it is spread.
+"""Engine: one optimizer step on one global batch, with any strategy.
 
 The loss of a step is  Σ sums / Σ counts  over all micro-batches of all ranks. Backward runs before
 the counts of the other ranks are known, so it divides by the number of samples in the global batch,
-which every rank knows beforehand; where the count is something else (tokens), the gradients are
-corrected once at the end, in the same pass that clips them.
+which every rank knows in advance. If the count is something else (tokens), the gradients are
+corrected once at the end, in the pass that clips them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from drivetrain.train.watch.step_timer import StepTimer
 
 
 class Engine:
-    """The machinery under Trainer and under a loop of one's own."""
+    """Computes steps for `Trainer` and for `KeptLoop`."""
 
     def __init__(
         self,
@@ -59,28 +59,28 @@ class Engine:
         self.meter = Meter(world, counts=spread.counts)
         clock = clock_of(world.accelerator)
         self.waiting: Waiting = Waiting(clock) if part_of is None else part_of.waiting
-        """What this rank has waited for others since the timer last asked."""
+        """Time this rank waited for others since the timer last asked."""
         spread.watch_waits(self.waiting)
         self.timer = StepTimer(clock, self.waiting)
         self.autocast = make_autocast(config.precision, world.device)
-        """Around the forward pass."""
+        """Context of the forward pass."""
         tensor = config.parallel.tensor
         self._is_loss_parallel = config.parallel.tp > 1 and tensor.loss_parallel
         self._sentinel = Sentinel.of(config, world, spread.inner)
-        """Each of several models has one of its own."""
+        """Each of several models has its own."""
         self._max_grad_norm = config.optimization.max_grad_norm
         self._logging_steps = config.record.logging_steps
         self._stream = fold(config.seed, MODEL)
         self._gathering = Gathering(world, why_not_gathered(config, spread))
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.before_change: Callable[[], None] | None = None
-        """Called before the weights move, by whoever is still copying them."""
+        """Called before the weights change, for a save that is still copying them."""
         self.sharers: Sharers | None = None
-        """Of batch norm's statistics, where ranks share them."""
+        """Set if ranks share batch norm's statistics."""
         self.expert_load: ExpertLoad | None = None
-        """Tokens per expert, where the model has experts."""
+        """Tokens per expert, if the model has experts."""
         self.averages: Averages | None = None
-        """A moving average of the weights, where one was asked for."""
+        """Moving average of the weights, if one was requested."""
         for each in members(optimizer):
             keep_kinds_apart(each)
         own = type(optimizer).zero_grad
@@ -88,20 +88,20 @@ class Engine:
 
     @property
     def model(self) -> nn.Module:
-        """What a training loss is computed with."""
+        """The module to compute a training loss with."""
         return self.spread.module
 
     def ends_at(self, total_steps: int | None) -> None:
-        """The run's last step, where it has turned out to be another one."""
+        """Set the run's last step, when it changes."""
         self.learning_rate.ends_at(total_steps)
 
     def micro_batch(
         self, micro: MicroBatch, *, is_last: bool, stage: int = 0
     ) -> AbstractContextManager[None]:
-        """Around forward and backward of one micro-batch: its random streams and its traffic.
+        """Context of a micro-batch's forward and backward: its random streams and communication.
 
-        In a pipeline it is around a stage's forward, and each stage has streams of its own; so has
-        each pass over the same micro-batches, where there are several.
+        In a pipeline it is the context of one stage's forward, and each stage has its own streams;
+        so has each pass over the same micro-batches, if there are several.
         """
         seed = turn_seed(self._stream, micro.step, micro.index)
         seed_model(fold(seed, stage) if stage else seed, self.world.device)
@@ -110,7 +110,7 @@ class Engine:
         if self.expert_load is not None:
             self.expert_load.counts = micro.num_samples > 0
         traffic = self.spread.micro_batch(micro.index, is_last=is_last)
-        if self._is_loss_parallel:  # there is no traffic then
+        if self._is_loss_parallel:  # there is no communication then
             traffic = LossOverParts()
         return self._gathering.of(
             traffic,
@@ -120,18 +120,18 @@ class Engine:
         )
 
     def scalers(self) -> dict[str, Stateful]:
-        """What fp16 needs to be saved of, by name."""
+        """Return the fp16 scalers to save, by name."""
         return {} if self.scaler is None else {"scaler": self.scaler}
 
     def wants(self, micro: MicroBatch) -> bool:
-        """Whether this turn must be taken: it has samples, or other ranks wait for it."""
+        """True if the micro-batch must be computed: it has samples, or other ranks wait for it."""
         self.meter.note_batch(micro)
         return micro.num_samples > 0 or self.spread.needs_every_turn
 
     def backward(
         self, loss: Loss | LossAndParts, micro: MicroBatch, *, is_noted: bool = True
     ) -> None:
-        """Add this micro-batch's gradients, weighted by what was really in it."""
+        """Add this micro-batch's gradients, weighted by its real number of samples."""
         scaled = self.weighted(loss, micro)
         if self.scaler is not None:
             scaled = self.scaler.scale(scaled)
@@ -144,7 +144,7 @@ class Engine:
             self.note_loss(loss, micro)
 
     def weighted(self, found: Loss | LossAndParts, micro: MicroBatch) -> torch.Tensor:
-        """What backward starts from: the micro-batch's share of the global batch's loss."""
+        """Return the micro-batch's share of the global batch's loss, to call backward on."""
         check_loss(found)
         loss, _ = split(found)
         weight = self.spread.loss_multiplier / micro.batch_samples
@@ -154,7 +154,7 @@ class Engine:
         return loss if weight == 1.0 else loss * weight
 
     def note_loss(self, found: Loss | LossAndParts, micro: MicroBatch) -> None:
-        """Keep a micro-batch's loss, and its parts, for the log."""
+        """Keep a micro-batch's loss and its parts for the log."""
         if not micro.num_samples:
             return
         loss, parts = split(found)
@@ -163,7 +163,7 @@ class Engine:
             self.meter.add_parts(parts, micro)
 
     def complete_gradients(self, step: int) -> None:
-        """After the last micro-batch: whole, unscaled, corrected and clipped. Counted from 0."""
+        """Reduce, unscale, correct and clip the gradients; `step` counts from 0."""
         began = self.waiting.now()
         self.spread.finish_gradients()
         self.waiting.since(began)
@@ -173,7 +173,7 @@ class Engine:
             self._scale_gradients(is_logged=(step + 1) % self._logging_steps == 0)
 
     def step(self, step: int) -> None:
-        """Move the weights at this step's learning rate, and forget the gradients."""
+        """Update the weights with this step's learning rate and clear the gradients."""
         self.learning_rate.before_step(step)
         if self.before_change is not None:
             self.before_change()
@@ -200,29 +200,32 @@ class Engine:
         self._forget_gradients()
 
     def evaluated_weights(self) -> AbstractContextManager[None]:
-        """Around an evaluation: the averages, if they are what is evaluated."""
+        """Context of an evaluation: with the averaged weights if they are to be evaluated."""
         if self.averages is None or not self.averages.is_evaluated:
             return nullcontext()
         return self.averaged(self.averages)
 
     def averaged(self, averages: Averages) -> AbstractContextManager[None]:
-        """Within, the model has its averages."""
+        """Context in which the model has the averaged weights."""
         if self.before_change is not None:
             self.before_change()
         return averages.applied()
 
     def agree_on_rate(self) -> None:
-        """ConfigError on a rank whose rate is not rank 0's: copies would part. Collective."""
+        """ConfigError on a rank whose rate differs from rank 0's. Collective.
+
+        With different rates, the copies of the model would diverge.
+        """
         if not self.learning_rate.is_the_scripts or self.world.layout.pp > 1:
-            return  # a stage's first group may be another one
+            return  # stages may differ in their first group
         own = repr(self.learning_rate.current)
         if (first := self.world.agree(own)) != own:
-            rule = f"on rank {self.world.rank}, and {first} on rank 0"
-            remedy = "set it by what all ranks know: the step, or what evaluate() gives"
+            rule = f"on rank {self.world.rank}, but {first} on rank 0"
+            remedy = "derive it from what every rank knows: the step, or the result of evaluate()"
             raise ConfigError([Problem("learning rate", rule, remedy, own)])
 
     def _forget_gradients(self) -> None:
-        """As torch's zero_grad does, without its label for profilers: that costs as much again."""
+        """Do what torch's zero_grad does, without its profiler label, which doubles the cost."""
         if self._has_own_zero_grad or "zero_grad" in vars(self.optimizer):  # replaced by a script
             self.optimizer.zero_grad()
             return
@@ -231,7 +234,7 @@ class Engine:
                 parameter.grad = None
 
     def _scale_gradients(self, *, is_logged: bool) -> None:
-        """Correct for counts that are not samples, and clip, in one pass over the gradients."""
+        """Correct for counts other than samples and clip, in one pass over the gradients."""
         correction = self.meter.count_correction()
         if correction is None and self._max_grad_norm is None and not is_logged:
             return
@@ -250,5 +253,5 @@ class Engine:
                 scale = clip if scale is None else clip * scale
         if scale is not None:
             local = self.spread.local(gradients)
-            # fsdp's offloaded gradients are on the CPU, where the device's number must be read
+            # fsdp's offloaded gradients are on the CPU, so the scale must be read there
             torch._foreach_mul_(local, scale.to(local[0].device))

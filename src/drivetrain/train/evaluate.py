@@ -1,7 +1,7 @@
-"""Evaluation that is exact: every sample once, and the same value at any number of ranks.
+"""Exact evaluation: every sample once, with the same result at any number of ranks.
 
-Batches are the same at any world size. Their sums are added as fractions, without rounding, so that
-neither the order nor the owner of a batch can change a bit; the result is rounded once.
+Batches are the same at any world size. Their sums are added as fractions, without rounding, so
+neither the order nor the rank of a batch can change a bit; the result is rounded once.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from drivetrain.train.task import Loss, Task, Total
 
 @dataclass
 class ExactMean:
-    """A sum and a count, both exact; a value that is no number makes the mean none."""
+    """An exact sum and count; a NaN or infinite value makes the mean NaN or infinite."""
 
     sum: Fraction = Fraction(0)
     count: Fraction = Fraction(0)
     not_finite: float = 0.0
 
     def add(self, total: float, count: float) -> None:
-        """Add a sum of `count` things."""
+        """Add a sum over `count` items."""
         if math.isfinite(total):
             self.sum += Fraction(total)
         else:
@@ -52,7 +52,7 @@ class ExactMean:
         self.not_finite += other.not_finite
 
     def value(self) -> float:
-        """The mean, rounded once."""
+        """Return the mean, rounded once."""
         if self.not_finite != 0.0:
             return self.not_finite
         return float(self.sum / self.count) if self.count else math.nan
@@ -60,7 +60,7 @@ class ExactMean:
 
 @dataclass
 class _Part:
-    """What one rank has seen, and what is added up of it."""
+    """One rank's sums of metrics and its number of samples."""
 
     means: dict[str, ExactMean] = field(default_factory=dict)
     num_samples: int = 0
@@ -85,7 +85,7 @@ class _Part:
 def evaluate(
     task: Task, spread: ParallelModel, feed: EvaluationFeed, world: World, step: int
 ) -> EvaluationResult:
-    """Go through the validation data with all ranks. A collective call."""
+    """Evaluate the task on the validation data with all ranks. A collective call."""
     part, outputs = _Part(), Collected()
 
     def look(turn: int, batch: Any, num_samples: int) -> None:
@@ -104,8 +104,8 @@ def evaluate(
         blame(error, f"the evaluation after step {step}")
         raise
     whole = _over_all_ranks(part, world)
-    if not whole.num_samples:  # of a stream it is not known beforehand
-        remedy = "give it at least one each time it is read"
+    if not whole.num_samples:  # not known in advance for a stream
+        remedy = "it must yield at least one sample each time it is read"
         problem = Problem("val", f"has no samples at step {step}", remedy, has_value=False)
         raise ConfigError([problem])
     metrics = {name: mean.value() for name, mean in sorted(whole.means.items())}
@@ -120,9 +120,9 @@ def predict(
     feed: EvaluationFeed,
     world: World,
 ) -> Any:
-    """What a function makes of every sample, in the data's order, on rank 0. Collective."""
+    """Return a function's outputs for every sample, in the data's order, on rank 0. Collective."""
     if feed.is_sharded:
-        rule = "ranks read parts of their own, so there is no order of samples to predict in"
+        rule = "each rank reads its own part, so the samples have no common order"
         remedy = "pass a dataset with a length, or a stream that all ranks read (same_stream)"
         raise ConfigError([Problem("predict", rule, remedy, has_value=False)])
     outputs = Collected()
@@ -146,10 +146,10 @@ def _go_through(
     world: World,
     look: Callable[[int, Any, int], None],
 ) -> None:
-    """Show `look` this rank's batches, each with its turn and how many samples count."""
+    """Call `look` on this rank's batches, with their turn and number of samples that count."""
     module = spread.inner
     if world.mesh is not None:
-        # running statistics are the first copy's, as in the weights that are saved
+        # use the first copy's running statistics, as in the saved weights
         for buffer in module.buffers():
             dist.broadcast(buffer, group_src=0, group=world.copies)
     batches = feed.batches(in_lockstep=spread.forwards_in_lockstep)
@@ -159,14 +159,14 @@ def _go_through(
 
 
 def set_training(module: nn.Module) -> None:
-    """Train a model that comes in eval mode; in one that trains, leave the parts as they are."""
+    """Set a model in eval mode to train mode; leave one that is in train mode as it is."""
     if not module.training:
         module.train()
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """In eval mode; afterwards each part is as it was, and what the user has frozen still is."""
+    """Context in eval mode; afterwards each submodule's mode is restored."""
     before = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

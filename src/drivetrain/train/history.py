@@ -1,4 +1,4 @@
-"""History: what a run came to, as plain numbers."""
+"""History: the results of a run, as plain numbers."""
 
 from __future__ import annotations
 
@@ -11,65 +11,69 @@ from typing import Any, Literal, NamedTuple
 from drivetrain.core.errors import ConfigError, Problem
 
 Mode = Literal["min", "max"]
-"""Whether the lowest or the highest is best."""
+"""Whether the lowest or the highest value is best."""
 
 
 class StepMetrics(NamedTuple):
-    """One optimizer step, over all ranks."""
+    """Metrics of one optimizer step, over all ranks."""
 
     step: int
-    """Counted from 1: after this many steps."""
+    """Number of the step, counted from 1."""
     loss: float
     learning_rate: float
     grad_norm: float | None
-    """Before clipping; None at steps where nobody needed it."""
+    """Gradient norm before clipping; None at steps where it was not computed."""
     num_samples: int
     num_tokens: float | None
-    """The count of the loss, where the task gives one."""
+    """What the loss's Total counts; None if the loss is a plain mean."""
     is_skipped: bool = False
-    """Whether fp16's scaler has left the weights as they were: the gradients were not finite."""
+    """True if the fp16 scaler skipped the step because its gradients were not finite."""
     parts: Mapping[str, float] = {}
-    """What the task returns beside the loss, by name, over all ranks."""
+    """Parts that the task returns with the loss, by name, over all ranks."""
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """One pass over the validation data."""
+    """Result of one pass over the validation data."""
 
     step: int
     metrics: Mapping[str, float]
     num_samples: int
-    """How many samples were evaluated: all of them, each once."""
+    """Number of evaluated samples: all of them, each once."""
 
 
 @dataclass
 class History:
-    """Everything fit() has to say. Times in seconds."""
+    """Steps and evaluations of a run, as returned by `Trainer.fit`. Times are in seconds."""
 
     total_time: float = 0.0
     steps: list[StepMetrics] = field(default_factory=list)
     evaluations: list[EvaluationResult] = field(default_factory=list)
     run_dir: Path | None = None
     resumed_step: int = 0
-    """Where this attempt went on from; `steps` begins after it."""
+    """The step this attempt resumed from; `steps` begins after it."""
     skipped_steps: int = 0
-    """Of the whole run, earlier attempts included: those that fp16's scaler has skipped."""
+    """Steps that the fp16 scaler skipped in the whole run, including earlier attempts."""
     stopped: str = ""
-    """Why the run has ended before its last step; empty when it has not."""
+    """Why the run ended before its last step; empty if it did not."""
 
     def summary(self) -> dict[str, Any]:
-        """What is written down when the run is over."""
+        """Return the values that are recorded at the end of the run."""
         why = {"stopped": self.stopped} if self.stopped else {}
         return {"steps": len(self.steps), "skipped_steps": self.skipped_steps, **why}
 
     def best(self, metric: str = "loss", mode: Mode = "min") -> EvaluationResult | None:
-        """The evaluation with the best `metric`, the first of equals; None before there is one."""
+        """Return the evaluation with the best `metric`, the first of equals, or None."""
         sign = 1.0 if mode == "min" else -1.0
         finite = [r for r in self.with_metric(metric) if math.isfinite(r.metrics[metric])]
         return min(finite, key=lambda result: sign * result.metrics[metric], default=None)
 
     def with_metric(self, name: str, where: str = "metric") -> list[EvaluationResult]:
-        """The evaluations that have it; ConfigError, naming `where`, when others are all."""
+        """Return the evaluations with this metric.
+
+        Raises:
+            ConfigError: There are evaluations, but none has it; the message names `where`.
+        """
         found = [result for result in self.evaluations if name in result.metrics]
         if self.evaluations and not found:
             names = sorted({each for result in self.evaluations for each in result.metrics})
@@ -79,12 +83,12 @@ class History:
 
     @property
     def losses(self) -> list[float]:
-        """The training loss of each step."""
+        """Training loss of each step."""
         return [metrics.loss for metrics in self.steps]
 
     @property
     def best_accuracy(self) -> float | None:
-        """The highest "accuracy" of any evaluation; None when there was none."""
+        """Highest "accuracy" of any evaluation, or None."""
         found = [
             result.metrics["accuracy"]
             for result in self.evaluations

@@ -1,4 +1,4 @@
-"""Hooks: be told, and act, at fixed places of the loop. Named as Lightning's users know them."""
+"""Hooks: callbacks at fixed points of the training loop, named as in Lightning."""
 
 from __future__ import annotations
 
@@ -13,54 +13,55 @@ if TYPE_CHECKING:
 
 
 class Hook:
-    """Override what is needed; every method gets the trainer first. Runs on every rank.
+    """Base class of hooks: override the methods you need. They run on every rank.
 
-    Steps count from 1, here as in History, logs and checkpoints: `step` is the one under way, or
-    the one just made. A hook with `state_dict` and `load_state_dict` is saved with the run.
+    Every method gets the trainer first. Steps count from 1, as in History, logs and checkpoints;
+    `step` is the step in progress, or the one just completed. A hook with `state_dict` and
+    `load_state_dict` is saved and restored with the run.
     """
 
     def on_setup(self, trainer: Trainer) -> None:
-        """Model, optimizer and data are made; what a checkpoint holds is loaded after this.
+        """Called when model, optimizer and data exist, before a checkpoint is loaded.
 
-        The place to build what has a state of its own: an EMA of the model, for example.
+        Create objects with their own state here, such as an EMA of the model.
         """
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """All is ready, and restored where the run is resumed; no step has been made."""
+        """Called before the first step, after the state of a resumed run has been restored."""
 
     def on_train_epoch_start(self, trainer: Trainer, epoch: int) -> None:
-        """Before the first step of an epoch."""
+        """Called before the first step of an epoch."""
 
     def on_train_batch_start(self, trainer: Trainer, step: int) -> None:
-        """Before a step."""
+        """Called before a step."""
 
     def on_before_optimizer_step(self, trainer: Trainer, step: int) -> None:
-        """Gradients are complete and clipped."""
+        """Called when the step's gradients are complete and clipped."""
 
     def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
-        """After a step."""
+        """Called after a step."""
 
     def on_log(self, trainer: Trainer, metrics: Sequence[StepMetrics]) -> None:
-        """The steps since the last log, reduced over all ranks."""
+        """Called with the metrics of the steps since the last log, reduced over all ranks."""
 
     def on_train_epoch_end(self, trainer: Trainer, epoch: int) -> None:
-        """After the last step of an epoch."""
+        """Called after the last step of an epoch."""
 
     def on_validation_start(self, trainer: Trainer, step: int) -> None:
-        """Before an evaluation."""
+        """Called before an evaluation."""
 
     def on_validation_end(self, trainer: Trainer, result: EvaluationResult) -> None:
-        """After an evaluation."""
+        """Called after an evaluation, with its result."""
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
-        """Training stopped by an error, which is raised again afterwards."""
+        """Called when an error ends the training; the error is re-raised afterwards."""
 
     def on_fit_end(self, trainer: Trainer) -> None:
-        """Everything is done; ranks still stand together."""
+        """Called when training is complete; collective calls are still possible."""
 
 
 class HookCaller:
-    """Calls only what somebody overrode: an empty hook costs nothing per step."""
+    """Calls only overridden methods, so an empty hook costs nothing per step."""
 
     def __init__(self, trainer: Trainer, hooks: Sequence[Hook]) -> None:
         self._trainer = trainer

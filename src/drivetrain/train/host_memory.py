@@ -1,8 +1,8 @@
-"""Memory that is freed goes back to the system: ranks in shards share a host to the brim.
+"""Return freed host memory to the system, because sharded ranks on the CPU share a full host.
 
-glibc serves blocks of up to 32 MB from heaps that seldom shrink. Gathered weights and gradients of
-a step come and go in such blocks, of all sizes, and leave holes: a third of a rank's memory. Above
-a fixed size blocks have pages of their own, which are given back when they are freed.
+glibc serves blocks of up to 32 MB from heaps that seldom shrink. Gathered weights and gradients are
+allocated and freed in such blocks, of all sizes, and leave holes: a third of a rank's memory. With
+a fixed threshold, larger blocks get their own pages, which are returned when they are freed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _M_MMAP_THRESHOLD = -3
 
 
 def give_back_freed() -> bool:
-    """From here on, in this process; not where its user has set glibc up. Whether it was done."""
+    """Set glibc's threshold for this process, unless the user configured it; True if it was set."""
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return False
     try:

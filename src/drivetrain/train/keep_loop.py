@@ -1,4 +1,4 @@
-"""Keep your loop: Trainer's loop (`loop.py`), driven from a loop of your own.
+"""Keep your loop: Trainer's loop (`loop.py`), driven by your own code.
 
     loop = drivetrain.prepare(model, optimizer, train_set, config)
     for step in loop.steps():                # one optimizer step on one global batch
@@ -6,7 +6,7 @@
             loop.backward(F.cross_entropy(loop.model(x), y))
         loop.step()
 
-Batches, random streams, loss weights, learning rate and records are what Trainer's would be.
+Batches, random streams, loss weights, learning rate and records are the same as with Trainer.
 """
 
 from __future__ import annotations
@@ -67,18 +67,27 @@ def prepare(
     tokenizer: Any = None,
     ema: EMA | None = None,
 ) -> KeptLoop:
-    """Spread a model and line up the data for a loop of your own.
+    """Distribute a model and its data for your own training loop.
 
-    A model that exists already starts from rank 0's weights on every rank; a function that makes
-    one runs under the config's seed. Without an optimizer, AdamW is made from the config. What is
-    in `stateful` (anything with state_dict and load_state_dict) is saved and restored with the run.
-    `scheduler` is a torch LR scheduler built on the optimizer, an `LRSchedule` that says when it is
-    stepped, or a function that makes one: `scheduler(optimizer, total_steps)`. `loop.step()` steps
-    it, a ReduceLROnPlateau `loop.evaluate()`; it is saved with the run. Several models are dicts
-    with the same names: `prepare({"G": G, "D": D}, {"G": opt_g, "D": opt_d}, …)`; then `backward`
-    and `step` take a name. `tokenizer` is Task's, `ema` keeps a moving average of the weights.
+    For several models, pass dicts with the same names:
+    `prepare({"G": G, "D": D}, {"G": opt_g, "D": opt_d}, …)`; `backward` and `step` then take a
+    name.
+
+    Args:
+        model: A model, which starts from rank 0's weights on every rank, or a function that builds
+            one, called under the config's seed.
+        optimizer: Built on the model's parameters; None: the optimizer that the config describes.
+        train: A dataset, DataLoader or iterable.
+        config: The run's config.
+        stateful: Objects with `state_dict` and `load_state_dict`, saved and restored with the run.
+        scheduler: A torch LR scheduler built on the optimizer, an `LRSchedule` that sets when it is
+            stepped, or a function `scheduler(optimizer, total_steps)` that builds one. It is
+            stepped by `loop.step()`, a ReduceLROnPlateau by `loop.evaluate()`, and saved with the
+            run.
+        tokenizer: As in `Task`.
+        ema: Keeps a moving average of the weights.
     """
-    from drivetrain.train.several.loop import SeveralLoop, task_of_several  # stands on this loop
+    from drivetrain.train.several.loop import SeveralLoop, task_of_several  # imports this module
 
     if is_intercepting():
         raise OwnLoopMet
@@ -91,17 +100,17 @@ def prepare(
     task = replace(task, tokenizer=tokenizer)
     resolved = resolve(config)
     if resolved.config.parallel.pp > 1:
-        rule = "a loop of one's own takes micro-batches one by one, a pipeline all at once"
+        rule = "your own loop takes micro-batches one at a time, a pipeline all at once"
         problem = Problem("parallel.pp", rule, "use Trainer", resolved.config.parallel.pp)
         raise ConfigError([problem])
     replays = resolved.config.sentinel.replay_every_steps
     if replays is not None:
-        key, rule = "sentinel.replay_every_steps", "a loop of one's own cannot be made to run twice"
+        key, rule = "sentinel.replay_every_steps", "your own loop cannot be replayed"
         raise ConfigError([Problem(key, rule, "leave it out, or use Trainer", replays)])
     with process_settings(resolved.config):
         assembly = assemble(task, resolved, source_from(train, resolved.config.data))
     if assembly.config.fault_tolerance == "live":
-        rule = "a loop of one's own cannot do a step again when a replica is lost"
+        rule = "your own loop cannot repeat a step when a replica is lost"
         problem = Problem("fault_tolerance", rule, "use Trainer, or start without --live", "live")
         raise ConfigError([problem])
     if ema is not None:
@@ -116,11 +125,11 @@ def _task_of_one(
     task = Task(model=factory, loss=_not_asked)
     for what, given in (("optimizer", optimizer), ("scheduler", scheduler)):
         if isinstance(given, Mapping):
-            rule, remedy = "is a dict, and there is one model", "name the models, too: a dict"
+            rule, remedy = "is a dict, but there is only one model", "pass the models as a dict too"
             raise ConfigError([Problem(what, rule, remedy, ", ".join(map(str, given)))])
     if optimizer is not None:
         if not isinstance(factory, Prebuilt):
-            raise TypeError("an optimizer needs the model it was made for, not a function")
+            raise TypeError("an optimizer needs the model it was built on, not a function")
         task = replace(task, optimizer=GivenOptimizer(as_one(optimizer), factory.model))
     if scheduler is not None:
         task = replace(task, schedule=as_factory(scheduler))
@@ -129,7 +138,7 @@ def _task_of_one(
 
 def _refuse_name(what: str, name: str | None) -> None:
     if name is not None:
-        rule, remedy = "there is one model, without a name", f"leave it out of {what}()"
+        rule, remedy = "there is only one model, and it has no name", f"leave it out of {what}()"
         raise ConfigError([Problem(what, rule, remedy, repr(name))])
 
 
@@ -138,14 +147,14 @@ def _not_asked(*given: Any) -> Any:
 
 
 def _no_hooks(name: str, *given: Any) -> None:
-    """A loop of one's own needs none."""
+    """A user's own loop has no hooks."""
 
 
 _TASK = Task(model=_not_asked, loss=_not_asked)
 
 
 class KeptLoop(OwnRecords, OwnWeights):
-    """What a loop of one's own needs: steps, `backward`, `step`."""
+    """The training loop that `prepare` returns: `steps`, `backward`, `step` and `evaluate`."""
 
     def __init__(self, assembly: Assembly, stateful: Mapping[str, Stateful]) -> None:
         self.assembly = assembly
@@ -154,67 +163,67 @@ class KeptLoop(OwnRecords, OwnWeights):
         self._run = RunState(assembly, self.history, stateful)
         self._at = self._run.at
         self._attempt: Attempt | None = None
-        """From the loop's beginning on."""
+        """Set once the loop has begun."""
         self._loop: Loop | None = None
-        """While the loop goes on."""
+        """Set while the loop is running."""
         self._micro: MicroBatch | None = None
         self._turns_are_done = False
         self._is_after_step = False
-        """Whether the data stands where the weights do."""
+        """Whether data and weights are at the same step."""
         self._looks_at_losses = has_whole_loss_on_host(assembly)
         self._unreported: list[tuple[str, EvaluationResult, int | None]] = []
-        """Evaluations before the loop began."""
+        """Evaluations made before the loop began."""
 
     @property
     def model(self) -> Any:
-        """The spread model: call it in training. Of several, `loop.model["G"]` is one."""
+        """The distributed model to call in training; of several models, use `loop.model["G"]`."""
         return self._engine.model
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer, on the spread model's parameters."""
+        """The optimizer, holding the distributed model's parameters."""
         return self._engine.optimizer
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank should speak."""
+        """True on the one rank that should print and write."""
         return self.assembly.world.is_main
 
     @property
     def config(self) -> RunConfig:
-        """The run's config, with everything that was left open filled in."""
+        """The run's config, including the values chosen automatically."""
         return self.assembly.config
 
     @property
     def step_number(self) -> int:
-        """Steps done so far, those of earlier attempts included; in a step, the ones before it."""
+        """Completed steps, including those of earlier attempts; the current step is not counted."""
         return self._at.step
 
     @property
     def total_steps(self) -> int | None:
-        """Of the whole run; None for a stream that decides for itself how long an epoch is."""
+        """Steps of the whole run; None for a stream whose length is unknown."""
         return self.assembly.total_steps
 
     @property
     def epoch(self) -> int:
-        """Of the step under way, counted from 0."""
+        """Epoch of the current step, counted from 0."""
         return max(0, self._at.epoch)
 
     @property
     def ends_epoch(self) -> bool:
-        """After `step()`: whether that was its epoch's last one, and time for an evaluation."""
+        """True after the `step()` that completes an epoch. RuntimeError for a stream."""
         plan = self.assembly.feed.plan
         if plan.length is None:
             raise RuntimeError(
-                "a stream's epoch ends when the next one begins: compare loop.epoch with the step "
-                "before, or evaluate every so many steps"
+                "the end of a stream's epoch is known only when the next one begins: compare "
+                "loop.epoch with the previous step's, or evaluate every N steps"
             )
         return self._is_after_step and plan.is_between_epochs(self._at.step)
 
     def steps(self) -> Iterator[Any]:
-        """The run's steps; each is an iterator of this rank's micro-batches.
+        """Iterate over the run's steps; each is an iterable of this rank's micro-batches.
 
-        With several models each is gone through as often as you like, in `for batch in step`.
+        With several models, you can iterate over a step as often as you like.
         """
         began_s, assembly, config = time.perf_counter(), self.assembly, self.assembly.config
         with (
@@ -237,7 +246,7 @@ class KeptLoop(OwnRecords, OwnWeights):
                             yield self._micro_batches(loop, turns)
                             self._check_whole()
                     except GeneratorExit:
-                        # the script has left its loop: after a step it may, in one it has failed
+                        # the script left its loop: allowed after a step, a failure during one
                         if self._at.step == before or not is_left_on_purpose():
                             raise
                         is_left = True
@@ -250,14 +259,14 @@ class KeptLoop(OwnRecords, OwnWeights):
                 self.history.total_time = time.perf_counter() - began_s
 
     def _models(self) -> Iterable[nn.Module]:
-        """What is trained."""
+        """Return the models that are trained."""
         return [self._engine.spread.inner]
 
     def _final_weights(self, attempt: Attempt) -> FinalWeights:
         return FinalWeights(self.assembly, attempt.saver, attempt.directory.checkpoints)
 
     def _check_whole(self) -> None:
-        """Between two steps nothing is left open; the loop itself sees whether one was made."""
+        """Raise if the step is incomplete. One model: the loop itself checks for `step()`."""
 
     def _report_earlier(self, attempt: Attempt) -> None:
         for one in self._unreported:
@@ -265,7 +274,7 @@ class KeptLoop(OwnRecords, OwnWeights):
 
     def _left_early(self, loop: Loop, attempt: Attempt) -> None:
         loop.timer.done(self._at.step)
-        self._at.stopped = "the script has left its loop"
+        self._at.stopped = "the script left its loop"
         attempt.saver.ended(self._at.stopped)
         loop.finish()
 
@@ -277,20 +286,23 @@ class KeptLoop(OwnRecords, OwnWeights):
                 yield batch
             if self._micro is not None:
                 raise RuntimeError(
-                    "loop.backward(loss) was not called for this micro-batch; it stands in the "
-                    "place of loss.backward()"
+                    "loop.backward(loss) was not called for this micro-batch; call it instead of "
+                    "loss.backward()"
                 )
         self._turns_are_done = True
 
     def backward(self, loss: Loss | LossAndParts, name: str | None = None) -> None:
-        """Add the micro-batch's gradients; a mean over its samples, or a Total.
+        """Compute the micro-batch's gradients; call this instead of `loss.backward()`.
 
-        `(loss, {"ce": ce})` has its parts recorded beside it. With several models, `name` is that
-        of the one it trains: the weights of others that the loss runs through get no gradients.
+        Args:
+            loss: A mean over the micro-batch's samples, or a `Total`; or `(loss, {"ce": ce})`,
+                whose parts are recorded with it.
+            name: With several models, the one that the loss trains. Other models that the loss
+                depends on get no gradients.
         """
         _refuse_name("backward", name)
         if self._micro is None:
-            raise RuntimeError("backward() belongs inside `for batch in step`, once per batch")
+            raise RuntimeError("call backward() inside `for batch in step`, once per batch")
         check_loss(loss)
         if self._looks_at_losses:
             self._check(split(loss)[0])
@@ -303,14 +315,14 @@ class KeptLoop(OwnRecords, OwnWeights):
         if not math.isfinite(value):
             raise NonFiniteLoss(
                 f"train/loss = {value} at step {self._at.step + 1} on rank "
-                f"{self._engine.world.rank}: no longer a number; look at the batch, lower "
+                f"{self._engine.world.rank}: the loss is not finite; check the batch, lower "
                 "optimization.learning_rate or set optimization.max_grad_norm"
             )
 
     def step(self, name: str | None = None) -> None:
-        """Clip, set the learning rate, move the weights, forget the gradients.
+        """Clip the gradients, set the learning rate, step the optimizer and clear the gradients.
 
-        With several models, those of the one called `name`.
+        Call this instead of `optimizer.step()`. With several models, `name` selects one.
         """
         _refuse_name("step", name)
         if self._loop is None or not self._turns_are_done:
@@ -320,34 +332,37 @@ class KeptLoop(OwnRecords, OwnWeights):
         self._is_after_step = True
 
     def stop(self, reason: str) -> None:
-        """End the run after this step: saved, and finished for good. No step follows.
+        """End the run early, after the current step: it is saved and complete.
 
-        Any rank may ask. After an evaluation all of them stop at once; else after the step at which
-        they next ask each other, about a second later at most, and always after the same one.
+        Any rank may call this. All ranks stop after the same step: at once if this follows an
+        evaluation, otherwise when they next synchronize, at most about a second later.
         """
         self._under_way("stop").saver.ask_to_end(reason)
 
     def _under_way(self, what: str) -> Attempt:
         if self._loop is None or self._attempt is None:
-            raise RuntimeError(f"{what}() belongs inside `for step in loop.steps()`")
+            raise RuntimeError(f"call {what}() inside `for step in loop.steps()`")
         return self._attempt
 
     def _assembled(self, what: str) -> Assembly:  # noqa: ARG002 - it always is
         return self.assembly
 
     def save(self) -> None:
-        """Keep the step that was just done, whatever checkpoint.every_steps says. On every rank."""
+        """Save a checkpoint of the step just completed. Call on every rank, after `step()`."""
         if self._loop is None or not self._is_after_step:
-            raise RuntimeError("save() belongs after step(), inside `for step in loop.steps()`")
+            raise RuntimeError("call save() after step(), inside `for step in loop.steps()`")
         self._loop.log()
         self._loop.saver.save_now()
 
     def evaluate(
         self, val: Any, metrics: MetricsFunction, summarize: Any = None
     ) -> EvaluationResult:
-        """Every validation sample once; the same value at any number of ranks.
+        """Evaluate every sample of `val` once; the result is the same at any number of ranks.
 
-        `metrics` and `summarize` are those of `Task`; several sets of data are a dict.
+        Args:
+            val: Validation data, or a dict of several sets.
+            metrics: As in `Task`.
+            summarize: As in `Task`.
         """
         world, config = self.assembly.world, self.assembly.config
         feeds = evaluation_feeds(validation_sources(val, config), world, config)
@@ -363,7 +378,7 @@ class KeptLoop(OwnRecords, OwnWeights):
         return result
 
     def _evaluate_before(self, task: Task, feeds: Mapping[str, EvaluationFeed]) -> EvaluationResult:
-        """There is no run yet to record it in."""
+        """Evaluate before the loop; the result is recorded when the run begins."""
         result = evaluate_all(
             task, feeds, self.assembly, self._at.step, lambda *one: self._unreported.append(one)
         )

@@ -1,9 +1,9 @@
-"""The engine of a rank that trains alone between agreements (`LocalSteps`).
+"""The engine of a rank that trains alone between synchronizations (`LocalSteps`).
 
-What is whose, outside the warm-up:
+Outside the warm-up:
 
 - gradients are this rank's: the mean over its own share of the global batch, by its own count;
-- clipping and the gradient norm go by them; the norm that is reported is rank 0's;
+- clipping and the gradient norm use them; the reported norm is rank 0's;
 - the reported loss is still that of the whole global batch: sums over counts, over all ranks, each
   part computed with its rank's weights. Both are reduced when it is time to log.
 """
@@ -31,7 +31,7 @@ def engine_for(
     learning_rate: LearningRate,
     total_steps: int | None,
 ) -> Engine:
-    """The engine that goes with a spread."""
+    """Return the engine for a parallel model."""
     if isinstance(spread, SeveralModels) and isinstance(learning_rate, SeveralRates):
         return SeveralEngines(config, world, spread, optimizers_of(optimizer), learning_rate)
     if spread.local_steps is None:
@@ -41,7 +41,7 @@ def engine_for(
 
 
 class LocalEngine(Engine):
-    """`Engine`, on this rank's share of each step."""
+    """`Engine` that trains on this rank's share of each step."""
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class LocalEngine(Engine):
         self._local = local_steps
 
     def ends_at(self, total_steps: int | None) -> None:
-        """Where the last round ends, too."""
+        """Set the run's last step, where the last round ends too."""
         super().ends_at(total_steps)
         self._local.ends_at(total_steps)
 
     def complete_gradients(self, step: int) -> None:
-        """Whole over the ranks in the warm-up; this rank's own from then on."""
+        """Reduce over all ranks in the warm-up; afterwards use this rank's own gradients."""
         self.meter.is_alone = self._local.is_alone(step)
         if not self.meter.is_alone:
             with self.waiting.around():
@@ -70,7 +70,7 @@ class LocalEngine(Engine):
         super().complete_gradients(step)
 
     def step(self, step: int) -> None:
-        """Move the weights, and agree on them when the round is over."""
+        """Update the weights, and synchronize them at the end of a round."""
         if self.meter.is_alone:
             self._local.about_to_move(self.meter.own_count())
         super().step(step)
@@ -80,19 +80,19 @@ class LocalEngine(Engine):
 
 
 class LocalMeter(Meter):
-    """`Meter`, for gradients that are divided by what this rank has counted."""
+    """`Meter` for gradients that are divided by this rank's own count."""
 
     is_alone = True
 
     def own_count(self) -> torch.Tensor:
-        """Samples, or what Totals count, of this rank in the step under way; on its device."""
+        """Return this rank's samples, or its Totals' counts, in the current step, as a tensor."""
         count = torch.zeros(1, dtype=torch.float64, device=self._world.device)
         for part in self._open.counts or self._open.weights:
             count += part
         return count
 
     def count_correction(self) -> torch.Tensor | None:
-        """Samples of the whole batch / this rank's count; nothing is sent after the first step."""
+        """Return batch samples / this rank's count. Sends nothing after the first step."""
         if not self.is_alone or self._counts_tokens is None:
             correction = super().count_correction()
             if not self.is_alone:
@@ -104,7 +104,7 @@ class LocalMeter(Meter):
         return correction.float().squeeze()
 
     def collect(self) -> list[StepMetrics]:
-        """Counts are summed over the ranks here, where others have summed them in each step."""
+        """Sum the counts over the ranks, as other meters do in each step; then collect."""
         if self._counts_tokens and self._closed:
             own = [float(sum(step.counts)) for step in self._closed]
             totals = self._world.sum_floats(own)

@@ -7,21 +7,21 @@ Its contract, for every strategy, data source and number of ranks:
         on_train_batch_start
         for micro-batch in this rank's turns:
             seed the random streams by (seed, step, micro-batch index)
-            loss = task.loss(model, batch)               # under the run's number format
-            backward, weighted by what is in the batch   # gradients travel in the last turn only
+            loss = task.loss(model, batch)               # under the run's precision
+            backward, weighted by the batch's samples    # gradients are reduced in the last turn
         complete, correct and clip the gradients
         on_before_optimizer_step
         set the learning rate of this step; optimizer step; zero_grad; step a scheduler
         on_train_batch_end
         every logging_steps:   reduce the open steps' losses over ranks; record; on_log
         every evaluation:      every validation sample once; on_validation_start / _end
-        save, if it is time or the best so far; stop, if one asked for it and all ranks agreed
+        save if it is time or the best so far; stop if a rank asked for it and all ranks agreed
         on_train_epoch_end                               # when the step closes an epoch
 
-`Trainer.fit` drives it with `run`. A loop of one's own is the same loop, driven from outside:
-`steps`, `micro_batches` and `move` are its three places, and the user's code stands between them.
+`Trainer.fit` drives it with `run`. A user's own loop (`KeptLoop`) drives the same loop from outside
+with `steps`, `micro_batches` and `move`, with the user's code between them.
 
-Nothing here knows how the model is spread: that is the engine's, and the strategy's below it.
+Nothing here depends on how the model is distributed: that is up to the engine and the strategy.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Notify = Callable[..., None]
 
 @dataclass
 class Loop:
-    """What the loop works with, and where it is."""
+    """The loop's parts and its position."""
 
     task: Task
     engine: Engine
@@ -69,7 +69,7 @@ class Loop:
 
     @property
     def timer(self) -> StepTimer:
-        """Marks each step's moments."""
+        """The timer of the steps."""
         return self.engine.timer
 
     @classmethod
@@ -80,7 +80,7 @@ class Loop:
         notify: Notify,
         evaluate: Callable[[int], None] | None = None,
     ) -> Self:
-        """The loop of an attempt."""
+        """Return the loop of an attempt."""
         assembly, config = attempt.assembly, attempt.assembly.config
         return cls(
             task=task,
@@ -99,33 +99,33 @@ class Loop:
         )
 
     def run(self, total_steps: int | None, num_epochs: int | None) -> None:
-        """Train until the steps, or the epochs, are through."""
+        """Train until the last step or epoch."""
         for turns in self.steps(total_steps, num_epochs):
             self._one_step(turns)
 
     def steps(self, total_steps: int | None, num_epochs: int | None) -> Iterator[Iterator[Turn]]:
-        """Each step's turns, for whoever computes with them and then calls `move`.
+        """Yield each step's turns; the caller computes with them, then calls `move`.
 
-        What belongs between two steps and after the last one is done here.
+        The work between two steps and after the last one is done here.
         """
         timer = self.timer
-        # not asked for a step that will not be made: the feed would count it
+        # ask the feed only for steps that will be made: it counts them
         for turns in () if self.saver.ends else self.feed.steps(total_steps, num_epochs):
             timer.begin()
             before = self.at.step
             yield turns
             if self.at.step == before:
-                raise RuntimeError("step() was not called: one step per global batch")
+                raise RuntimeError("step() was not called: call it once per global batch")
             try:
                 self._after_step()
-            finally:  # a step that was done is written down, also when it was the last one
+            finally:  # record every completed step, even if it was the last
                 timer.done(self.at.step)
             if self.saver.ends:
                 break
         self.finish()
 
     def finish(self) -> None:
-        """After the last step, whichever it was."""
+        """Finish after the last step, also if the run ended early."""
         self.log()
         self.timer.finish()
         self.logged.end(self.at.step)
@@ -134,7 +134,7 @@ class Loop:
         self._turn_epoch(-1)
 
     def micro_batches(self, turns: Iterator[Turn]) -> Iterator[tuple[MicroBatch, Any, bool]]:
-        """A step's micro-batches, on this rank's device, and whether it is the last turn."""
+        """Yield a step's micro-batches on this rank's device, and whether it is the last turn."""
         engine, timer, accumulation = self.engine, self.timer, self.feed.plan.accumulation
         for position in range(accumulation):
             asked = timer.now()
@@ -146,7 +146,7 @@ class Loop:
                 yield micro, to_device(batch, engine.world.device), position == accumulation - 1
 
     def move(self) -> None:
-        """All gradients are there: move the weights, and count the step."""
+        """Update the weights, when all gradients are computed, and count the step."""
         step, timer = self.at.step, self.timer
         timer.optimizing()
         self.engine.complete_gradients(step)
@@ -164,7 +164,7 @@ class Loop:
         self.saver.after_step(self.at.step, self.log)
 
     def _ends_a_stretch(self) -> bool:
-        """Whether it is time to evaluate: after so many steps, or after an epoch."""
+        """True if it is time to evaluate: every `evaluate_every` steps, or after an epoch."""
         if self.evaluate_every is not None:
             return self.at.step % self.evaluate_every == 0
         plan = self.feed.plan
@@ -175,7 +175,7 @@ class Loop:
         self.move()
 
     def _go_through(self, turns: Iterator[Turn]) -> None:
-        """Forward and backward of this rank's micro-batches."""
+        """Run forward and backward of this rank's micro-batches."""
         step, replay = self.at.step + 1, self.replay
         is_due = replay is not None and replay.is_due(step)
         for position, (micro, batch, is_last) in enumerate(self.micro_batches(turns)):
@@ -187,7 +187,7 @@ class Loop:
             replay.settle(step)
 
     def _compute(self, micro: MicroBatch, batch: Any, is_last: bool, is_real: bool = True) -> None:
-        """One micro-batch; if it is not the real one, it is a rehearsal whose loss is not noted."""
+        """Compute one micro-batch; if it is not real (a replay), its loss is not recorded."""
         engine = self.engine
         if not is_real:
             is_last = engine.spread.reduces_in_backward
@@ -221,7 +221,7 @@ class Loop:
             self.at.evaluated_at = self.at.step
 
     def log(self) -> None:
-        """Bring metrics up to date: reduced over the ranks, recorded, shown."""
+        """Reduce the open steps' metrics over the ranks, record and show them."""
         metrics = self.engine.meter.collect()
         if not metrics:
             return

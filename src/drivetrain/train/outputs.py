@@ -1,7 +1,7 @@
-"""What a model says of each sample, brought together in the data's order on rank 0.
+"""Per-sample outputs of a model, gathered on rank 0 in the data's order.
 
-For measures that are no means over samples (AUROC, BLEU) and for predictions. Batches are the same
-at any number of ranks, so what is brought together is, too. Rank 0 holds all of it in memory.
+For metrics that are not means over samples (AUROC, BLEU) and for predictions. Batches are the same
+at any number of ranks, so the gathered outputs are too. Rank 0 holds all of them in memory.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _ONE_EACH = "return a tensor whose first dimension counts the samples, or a list
 
 @dataclass(frozen=True)
 class PerSample:
-    """One value per sample, in a tensor's rows or a list: among what `Task.metrics` returns.
+    """One value per sample, as rows of a tensor or a list; returned by `Task.metrics`.
 
-    Not averaged, but handed to `Task.summarize`, of all samples together.
+    The values are not averaged: `Task.summarize` gets those of all samples together.
     """
 
     values: torch.Tensor | Sequence[Any]
@@ -34,25 +34,25 @@ class PerSample:
 
 @dataclass
 class Collected:
-    """The outputs of this rank's batches, kept on the host."""
+    """Outputs of this rank's batches, kept in host memory."""
 
     turns: list[tuple[int, Any]] = field(default_factory=list)
 
     def add(self, turn: int, outputs: Any, num_samples: int, what: str) -> None:
-        """The outputs of a batch: tensors and lists, or dicts and tuples of those."""
+        """Add a batch's outputs: tensors and lists, or dicts and tuples of these."""
         for leaf in pytree.tree_leaves(outputs, is_leaf=_is_list):
             _check_rows(leaf, num_samples, what)
         self.turns.append((turn, pytree.tree_map_only(torch.Tensor, _to_host, outputs)))
 
     def in_order(self, world: World) -> Any:
-        """All samples' outputs on rank 0, None elsewhere. Collective."""
+        """Return all samples' outputs on rank 0, None elsewhere. A collective call."""
         parts = [self.turns]
         if world.mesh is not None:
             parts = [[] for _ in range(world.layout.world_size)] if world.is_main else []
             dist.gather_object(self.turns, parts or None, dst=0, group=world.host_group)
         if not world.is_main:
             return None
-        # the n-th batches of all ranks lie next to each other in the data, in the ranks' order
+        # the n-th batches of all ranks are adjacent in the data, in the order of the ranks
         ordered = sorted(
             ((turn, rank, outputs) for rank, part in enumerate(parts) for turn, outputs in part),
             key=lambda each: each[:2],
@@ -62,7 +62,7 @@ class Collected:
 
 
 def summarized(summarize: Any, outputs: Any, world: World) -> dict[str, float]:
-    """What `Task.summarize` makes of all samples, computed on rank 0. Collective."""
+    """Return the result of `Task.summarize`, computed on rank 0. A collective call."""
     text = ""
     if world.is_main:
         try:
@@ -77,9 +77,9 @@ def summarized(summarize: Any, outputs: Any, world: World) -> dict[str, float]:
 def _applied(summarize: Any, outputs: Any) -> Any:
     if not (hasattr(summarize, "update") and hasattr(summarize, "compute")):
         return summarize(outputs)
-    metric = copy.deepcopy(summarize)  # torchmetrics': what it has seen so far does not count
+    metric = copy.deepcopy(summarize)  # of torchmetrics: what it has seen so far does not count
     for each in metric.values() if hasattr(metric, "values") else (metric,):
-        # it has seen every sample; the other ranks compute nothing, and it would wait for them
+        # it sees every sample; the other ranks compute nothing, so it must not wait for them
         each.distributed_available_fn = lambda: False
     metric.reset()
     metric.update(**outputs)
@@ -89,11 +89,11 @@ def _applied(summarize: Any, outputs: Any) -> Any:
 
 def _numbers(found: Any) -> dict[str, float]:
     if not isinstance(found, Mapping):
-        rule, remedy = "returns no dict of names and numbers", 'return {"auroc": value}'
+        rule, remedy = "must return a dict of names and numbers", 'return {"auroc": value}'
         raise ConfigError([Problem("summarize", rule, remedy, type(found).__name__)])
     for name, value in found.items():
         if isinstance(value, torch.Tensor) and value.numel() != 1:
-            rule, remedy = "is no single number", "return one number for each name"
+            rule, remedy = "is not a single number", "return one number for each name"
             raise ConfigError(
                 [Problem(f"summarize[{name!r}]", rule, remedy, tuple(value.shape))],
             )
@@ -122,7 +122,7 @@ def _check_rows(leaf: Any, num_samples: int, what: str) -> None:
 
 
 def _joined(batches: Sequence[Any]) -> Any:
-    """Batches end to end: one tensor where rows have one shape, else a list of rows."""
+    """Concatenate batches: one tensor if all rows have one shape, else a list of rows."""
     leaves = [pytree.tree_flatten(batch, is_leaf=_is_list) for batch in batches]
     columns = zip(*(flat for flat, _ in leaves), strict=True)
     return pytree.tree_unflatten([_end_to_end(column) for column in columns], leaves[0][1])

@@ -1,4 +1,4 @@
-"""The model's weights for the script itself: whole, whatever the ranks hold of them."""
+"""Access to the whole model's weights, however they are distributed over the ranks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from drivetrain.train.saving.pretrained import save_pretrained
 
 
 class OwnWeights(ABC):
-    """What `Trainer` and a loop of one's own have in common: ways out for the weights."""
+    """Methods to export the weights that `Trainer` and `KeptLoop` share."""
 
     @abstractmethod
     def _assembled(self, what: str) -> Assembly:
-        """What trains; RuntimeError, saying where `what` belongs, when nothing does yet."""
+        """Return the assembly; RuntimeError about `what` if it does not exist yet."""
 
     def full_state_dict(self) -> dict[str, Any]:
-        """The whole model's state dict, copied to rank 0's CPU; other ranks get an empty dict.
+        """Return the whole model's state dict on rank 0's CPU; other ranks get an empty dict.
 
-        Names are the model's own, whatever the strategy. Called on every rank.
+        Names are the model's own with any strategy. Call on every rank.
         """
         assembly = self._assembled("full_state_dict")
         return assembly.engine.spread.full_state(keep=assembly.world.is_main)
@@ -35,11 +35,17 @@ class OwnWeights(ABC):
         *,
         merge_adapter: bool = False,
     ) -> None:
-        """Write a Hugging Face model for `from_pretrained`, whatever the strategy.
+        """Write a Hugging Face model for `from_pretrained`, with any strategy.
 
-        Of a model with an adapter (peft) the adapter alone; with `merge_adapter` the model, with a
-        LoRA adapter put into its weights. A tokenizer (the task's, if it has one)
-        and a processor are written beside it. Called on every rank; rank 0 writes.
+        Call on every rank; rank 0 writes.
+
+        Args:
+            folder: Where to write.
+            tokenizer: Written next to the model. Default: the task's, if it has one.
+            processor: Written next to the model.
+            max_shard_gb: Largest size of a file of weights, in GB.
+            merge_adapter: Of a model with a LoRA adapter (peft), write the model with the adapter
+                merged into its weights. Otherwise only the adapter is written.
         """
         assembly = self._assembled("save_pretrained")
         given = [e for e in (tokenizer or assembly.tokenizer, processor) if e is not None]

@@ -1,7 +1,7 @@
-"""The loop for a model in stages: a step's micro-batches go through the pipeline together.
+"""The loop for a pipelined model: a step's micro-batches go through the pipeline together.
 
-Micro-batches of one shape make up one pass; a step whose shapes differ (a short last batch, lines
-of different length) makes several, and their gradients add up.
+Micro-batches of one shape form one pass. A step with different shapes (a short last batch, lines of
+different lengths) makes several passes, whose gradients are summed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from drivetrain.train.loop import Loop
 
 
 class PipelinedLoop(Loop):
-    """Differs from Loop in how micro-batches are gone through, and in nothing else."""
+    """A Loop that passes a step's micro-batches to the pipeline together."""
 
     def _go_through(self, turns: Iterator[Turn]) -> None:
         asked = self.timer.now()
@@ -59,7 +59,7 @@ class PipelinedLoop(Loop):
 
 
 def _shape(batch: Any) -> Any:
-    """What must be equal for two micro-batches to go through one pass."""
+    """Return the shapes and dtypes that micro-batches of one pass must share."""
     if isinstance(batch, torch.Tensor):
         return tuple(batch.shape), batch.dtype
     if isinstance(batch, dict):

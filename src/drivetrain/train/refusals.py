@@ -1,4 +1,4 @@
-"""What a task cannot bring: said in one sentence, not by torch's insides, with what to do."""
+"""Checks of what a task provides: errors that name the remedy, before torch's own errors."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ _PREPARE = (
 
 
 def check_loss(loss: Any) -> None:
-    """A tensor of one real number that the weights have a part in, or a Total of one.
+    """ConfigError unless the loss is a real scalar tensor that depends on weights, or a Total.
 
-    Alone, or first of two with a dict of its parts.
+    A pair of a loss and a dict of its parts is valid too.
     """
     if isinstance(loss, tuple):
         if len(loss) != 2 or not isinstance(loss[1], Mapping):
             rule, remedy = "is a tuple", 'return the loss, or (loss, {"name": part})'
-            raise _refusal("loss", rule, remedy, f"{len(loss)} things")
+            raise _refusal("loss", rule, remedy, f"{len(loss)} values")
         check_metrics(loss[1], "loss parts")
         loss = loss[0]
     value = loss.sum if isinstance(loss, Total) else loss
     if not isinstance(value, torch.Tensor):
-        raise _refusal("loss", "is no tensor", _remedy_for(value), _kind(value))
+        raise _refusal("loss", "is not a tensor", _remedy_for(value), _kind(value))
     if value.numel() != 1:
         rule = f"has {value.numel()} elements"
         remedy = "return its mean(), or Total(loss.sum(), len(loss))"
         raise _refusal("loss", rule, remedy, tuple(value.shape))
     if not value.is_floating_point():
-        rule = "is no real number that weights could be trained by"
+        rule = "is not a real floating-point number"
         raise _refusal("loss", rule, _MEAN_OR_TOTAL, str(value.dtype))
     if torch.is_grad_enabled() and not value.requires_grad:
-        rule = "does not depend on any weight that is trained"
+        rule = "does not depend on any trainable weight"
         remedy = "compute it from model(batch), without .item(), .detach() or torch.no_grad()"
         raise ConfigError([Problem("loss", rule, remedy, has_value=False)])
 
 
 def check_metrics(found: Any, where: str = "metrics") -> None:
-    """Names, and for each a number, a tensor of one element or a Total."""
+    """ConfigError unless each name has a number, a tensor of one element or a Total."""
     if not isinstance(found, Mapping):
-        raise _refusal(where, "is no dict of names and values", _MEAN_OR_TOTAL, _kind(found))
+        raise _refusal(where, "is not a dict of names and values", _MEAN_OR_TOTAL, _kind(found))
     for name, value in found.items():
         if isinstance(value, PerSample) and where == "metrics":
             continue
@@ -63,30 +63,30 @@ def check_metrics(found: Any, where: str = "metrics") -> None:
         num_elements = number.numel() if isinstance(number, torch.Tensor) else 1
         if num_elements != 1 or not isinstance(number, (int, float, torch.Tensor)):
             what = tuple(number.shape) if isinstance(number, torch.Tensor) else _kind(number)
-            raise _refusal(f"{where}[{name!r}]", "is no single number", _MEAN_OR_TOTAL, what)
+            raise _refusal(f"{where}[{name!r}]", "is not a single number", _MEAN_OR_TOTAL, what)
 
 
 def check_kept(kept: Mapping[str, Any], task: Task) -> None:
-    """Values per sample are for `summarize`, and there is none without the other."""
+    """ConfigError if there are PerSample values without `summarize`, or the reverse."""
     if kept and task.summarize is None:
-        rule = "is a PerSample, and the task has no summarize"
+        rule = "is a PerSample, but the task has no summarize"
         remedy = "give Task a summarize, or return a mean"
         name = f"metrics[{next(iter(kept))!r}]"
         raise ConfigError([Problem(name, rule, remedy, has_value=False)])
     if task.summarize is not None and not kept and task.adapter is None:
-        rule = "has nothing to work on: metrics returns no PerSample"
+        rule = "has no input: metrics returns no PerSample"
         remedy = 'let Task.metrics return one, like {"preds": PerSample(scores)}'
         raise ConfigError([Problem("summarize", rule, remedy, has_value=False)])
 
 
 def checked(make: Callable[[], Any]) -> Callable[[], nn.Module]:
-    """The function that makes the model, which has to be one."""
+    """Wrap the function that builds the model: ConfigError if it returns something else."""
 
     def made() -> nn.Module:
         model = make()
         if not isinstance(model, nn.Module):
-            rule = "is no torch.nn.Module"
-            remedy = "return the model from the function that makes it"
+            rule = "is not a torch.nn.Module"
+            remedy = "return the model from the function that builds it"
             raise _refusal("model", rule, remedy, _kind(model))
         return model
 
@@ -94,25 +94,25 @@ def checked(make: Callable[[], Any]) -> Callable[[], nn.Module]:
 
 
 def check_model(model: nn.Module, num_ranks: int) -> None:
-    """What no engine here can train."""
+    """ConfigError for models that cannot be trained with any strategy."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        rule, remedy = "has no weights that are trained", "leave requires_grad at True for some"
+        rule, remedy = "has no trainable weights", "keep requires_grad=True for some"
         raise _refusal("model", rule, remedy, type(model).__name__)
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) is True and isinstance(
             module, (nn.Embedding, nn.EmbeddingBag)
         ):
-            rule = "its gradients would be sparse, which cannot be added up, clipped or saved here"
-            raise _refusal("model", rule, "make it with sparse=False", name or "the model itself")
+            rule = "its gradients would be sparse, which cannot be summed, clipped or saved here"
+            raise _refusal("model", rule, "create it with sparse=False", name or "the model itself")
     for name, parameter in model.named_parameters():
         if parameter.is_complex() and num_ranks > 1:
-            rule = "is complex, and gradients of several ranks are added up as real numbers"
+            rule = "is complex, but gradients are summed over ranks as real numbers"
             remedy = "keep it as a real parameter of shape (…, 2) and use torch.view_as_complex"
             raise _refusal("model", rule, remedy, name)
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """One whose step computes the loss anew would need the batch, on all ranks, again and again."""
+    """ConfigError if its step needs a closure, which would recompute the loss on all ranks."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         rule = "its step needs a closure that computes the loss again"
@@ -121,17 +121,22 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_prepared(model: Any, optimizer: Any, train: Any, config: Any, stateful: Any) -> None:
-    """Whether `prepare` has each argument in its place: other libraries' order is another."""
+    """ConfigError if an argument of `prepare` is in the wrong place; libraries differ in order."""
     optimizers = (torch.optim.Optimizer, list, tuple, Mapping, type(None))
     trained = (nn.Module, torch.optim.Optimizer, LRScheduler)
     configs = (RunConfig, ResolvedConfig, Mapping)
     is_model = callable(model) or isinstance(model, Mapping)
     places = (
-        ("model", model, is_model, "is no model"),
-        ("optimizer", optimizer, isinstance(optimizer, optimizers), "is no torch optimizer"),
-        ("train", train, not isinstance(train, trained), "is no data"),
-        ("config", config, isinstance(config, configs), "is no config"),
-        ("stateful", stateful, isinstance(stateful or {}, Mapping), "is no dict of what to save"),
+        ("model", model, is_model, "is not a model"),
+        ("optimizer", optimizer, isinstance(optimizer, optimizers), "is not a torch optimizer"),
+        ("train", train, not isinstance(train, trained), "is not data"),
+        ("config", config, isinstance(config, configs), "is not a config"),
+        (
+            "stateful",
+            stateful,
+            isinstance(stateful or {}, Mapping),
+            "is not a dict of objects to save",
+        ),
     )
     wrong = [
         Problem(at, rule, _PREPARE, _kind(x)) for at, x, is_right, rule in places if not is_right
@@ -141,29 +146,29 @@ def check_prepared(model: Any, optimizer: Any, train: Any, config: Any, stateful
 
 
 def why_not_gathered(config: RunConfig, spread: ParallelModel) -> Problem | None:
-    """Where the rows of all data-parallel ranks mean nothing, or could not be gathered alike."""
+    """Return why `gather()` cannot be used in this run, or None if it can."""
     parallel, where, value, rule = config.parallel, "", "", ""
     if parallel.pp > 1:
         where, value = "parallel.pp", str(parallel.pp)
-        rule = "a pipeline's last stage alone has the loss, one micro-batch at a time"
+        rule = "only a pipeline's last stage has the loss, one micro-batch at a time"
     elif parallel.cp > 1:
         where, value = "parallel.cp", str(parallel.cp)
-        rule = "under cp a rank has a part of each sample, and no sample's features"
+        rule = "with cp a rank has only a part of each sample, so no sample's features"
     elif config.fault_tolerance == "live":
         where, value = "fault_tolerance", "live"
-        rule = "live replicas compute their losses each for itself"
+        rule = "each live replica computes its own loss"
     elif spread.local_steps is not None:
         where, value = "parallel.strategy", parallel.strategy
-        rule = "its ranks train models of their own between two agreements"
+        rule = "its ranks train separate models between synchronizations"
     elif config.reproducibility == "bitwise":
         where, value = "reproducibility", "bitwise"
-        rule = "its gradients are added up in an order that goes by the number of ranks"
+        rule = "its gradients would be summed in an order that depends on the number of ranks"
     if not rule:
         return None
     return Problem(
         where,
         f"gather() cannot be used: {rule}",
-        "leave gather() out of the loss, or change this",
+        "remove gather() from the loss, or change this",
         value,
     )
 

@@ -1,4 +1,4 @@
-"""Task: what the user brings. A model, its loss on a batch, and an optimizer for it."""
+"""Task: what the user provides: a model, its loss on a batch, and an optimizer."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from drivetrain.train.several.optimizers import as_one
 
 @dataclass(frozen=True)
 class Total:
-    """A sum with its count: `Total(loss_of_all_tokens, num_tokens)`.
+    """A sum and its count, e.g. `Total(loss_of_all_tokens, num_tokens)`.
 
-    A mean per micro-batch would weigh a token in a short micro-batch more than one in a long one.
-    With a Total the loss is the sum over the whole global batch, divided by the count over it.
+    Averaging per micro-batch would give a token in a short micro-batch more weight than one in a
+    long one. With a Total, the loss is the sum over the whole global batch divided by the count
+    over the whole global batch.
     """
 
     sum: torch.Tensor
@@ -33,10 +34,10 @@ class Total:
 
 
 Loss = torch.Tensor | Total
-"""A plain tensor is the mean over the samples of the batch."""
+"""A plain tensor is a mean over the samples of the batch."""
 
 LossAndParts = tuple[Loss, Mapping[str, Loss | float]]
-"""A loss, and what it is made of, by name: means and Totals that are recorded beside it."""
+"""A loss and its parts by name: means or Totals that are recorded with it."""
 
 LossFunction = Callable[[nn.Module, Any], Loss | LossAndParts]
 MetricsFunction = Callable[[nn.Module, Any], Mapping[str, Loss | PerSample | float]]
@@ -45,38 +46,40 @@ OptimizerFactory = Callable[..., torch.optim.Optimizer | Sequence[torch.optim.Op
 
 
 _FUNCTIONS = {
-    "model": "pass one that makes the model: model=make_model",
+    "model": "pass one that builds the model: model=make_model",
     "loss": "pass one: lambda model, batch: criterion(model(batch[0]), batch[1])",
-    "optimizer": "pass one that makes it: lambda parameters: torch.optim.SGD(parameters, lr=0.1)",
+    "optimizer": "pass one that builds it: lambda parameters: torch.optim.SGD(parameters, lr=0.1)",
     "metrics": "pass one of model and batch, which returns names and values",
     "schedule": "pass one of optimizer and total_steps, which returns a scheduler",
 }
-"""What a task is made of, and what to pass instead of what is none."""
+"""The functions of a task, and the remedy when something else was passed."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained: a model and its loss, and optionally how.
+    """What to train: a model and its loss, and optionally how to optimize and evaluate it.
 
     Attributes:
-        model: Makes the model. Called once per rank, under the run's seed.
-        loss: `loss(model, batch)`: a mean over the batch's samples, or a `Total`. With
-            `(loss, {"ce": ce, "kl": kl})` its parts are recorded and shown beside it.
-        optimizer: `optimizer(parameters, config.optimization)`; the config's when left out. With a
-            first argument called `model` or `named_parameters` it gets those instead, for groups by
-            name; the second may be left out. Several in a list are stepped as one.
-        schedule: `schedule(optimizer, total_steps)`: a torch LR scheduler, stepped after each step
-            (ReduceLROnPlateau: each evaluation), or an `LRSchedule` that says when. Saved with the
-            run. The config's schedule when left out.
-        metrics: `metrics(model, batch)`: what evaluation reports, by name, as means or Totals;
-            the loss alone when left out. An "accuracy" among them becomes `History.best_accuracy`.
-            What is a `PerSample` is not averaged, but kept for `summarize`.
+        model: Function that builds the model. Called once per rank, under the run's seed.
+        loss: `loss(model, batch)` returns a mean over the batch's samples, or a `Total`. If it
+            returns `(loss, {"ce": ce, "kl": kl})`, these parts are recorded and shown with it.
+        optimizer: `optimizer(parameters, config.optimization)` returns an optimizer, or a list of
+            them that are stepped together. If its first argument is called `model` or
+            `named_parameters`, it gets those instead, to build parameter groups by name; the second
+            argument may be left out. Default: the config's optimizer.
+        schedule: `schedule(optimizer, total_steps)` returns a torch LR scheduler, stepped after
+            each step (ReduceLROnPlateau: after each evaluation), or an `LRSchedule` that sets when
+            it is stepped. Saved with the run. Default: the config's schedule.
+        metrics: `metrics(model, batch)` returns what an evaluation reports, by name, as means or
+            Totals. A metric called "accuracy" becomes `History.best_accuracy`. `PerSample` values
+            are not averaged but passed to `summarize`. Default: the loss.
         summarize: `summarize(outputs)` turns the `PerSample` values of all samples, by name and in
-            the data's order, into numbers by name: for what is no mean, like AUROC or BLEU. Or a
-            torchmetrics object, whose `update` takes them by their names (`preds`, `target`).
-        adapter: Of a task that was made from another library's object: its hooks and its data.
-        tokenizer: A tokenizer or processor of Hugging Face's, whose files go with the model's into
-            `save_pretrained` and `drivetrain checkpoint export`.
+            the data's order, into numbers by name, for metrics that are not means, such as AUROC or
+            BLEU. Or a torchmetrics object whose `update` takes these values by name (`preds`,
+            `target`).
+        adapter: Hooks and data of a task that was built from another library's object.
+        tokenizer: A Hugging Face tokenizer or processor; `save_pretrained` and
+            `drivetrain checkpoint export` write its files next to the model's.
     """
 
     model: Callable[[], nn.Module]
@@ -92,12 +95,12 @@ class Task:
     def from_lightning(
         cls, module: nn.Module | Callable[[], nn.Module], datamodule: Any = None
     ) -> Task:
-        """A LightningModule, or a function that makes one, as a task.
+        """Build a task from a LightningModule, or from a function that makes one.
 
         Its steps, `self.log`, optimizers, schedules and hooks are called as Lightning's Trainer
-        calls them; what cannot be honoured is refused. `fit()` without data takes the loaders of
-        `datamodule`, or of the module. How batches, epochs, devices and precision are, the config
-        says.
+        calls them; a module that uses unsupported features is refused. `fit()` without data uses
+        the loaders of `datamodule`, or of the module. Batch sizes, epochs, devices and precision
+        come from the config.
         """
         from drivetrain.train.lightning.link import task_from
 
@@ -105,7 +108,7 @@ class Task:
 
     def __post_init__(self) -> None:
         if isinstance(self.model, nn.Module):
-            rule = "is a model, where a function that makes one belongs"
+            rule = "is a model, but must be a function that builds one"
             remedy = "pass the function (model=make_model), which runs under the run's seed"
             raise ConfigError([Problem("Task.model", rule, remedy, type(self.model).__name__)])
         for name, remedy in _FUNCTIONS.items():
@@ -114,20 +117,21 @@ class Task:
             if isinstance(given, nn.Module) or not (
                 callable(given) or (given is None and may_be_left_out)
             ):
-                rule = "is no function"
+                rule = "is not a function"
                 raise ConfigError([Problem(f"Task.{name}", rule, remedy, type(given).__name__)])
 
     def evaluate(self, model: nn.Module, batch: Any) -> Mapping[str, Loss | PerSample | float]:
-        """What evaluation reports on one batch."""
+        """Return the metrics of one batch."""
         if self.metrics is not None:
             return self.metrics(model, batch)
         loss, parts = split(self.loss(model, batch))
         return {"loss": loss, **parts}
 
     def make_optimizer(self, model: nn.Module, optimization: Optimization) -> torch.optim.Optimizer:
-        """Call the user's function with what its arguments are called for.
+        """Call the user's function with the arguments that its parameter names ask for.
 
-        A class of torch's, bare or in a partial, has settings of its own as second argument.
+        A torch optimizer class, bare or in a partial, gets no config section: its second parameter
+        is a setting such as `lr`.
         """
         made_of = self.optimizer.func if isinstance(self.optimizer, partial) else self.optimizer
         names = [
@@ -142,11 +146,11 @@ class Task:
         elif names[:1] == ["named_parameters"]:
             first = named
         is_class = isinstance(made_of, type) and issubclass(made_of, torch.optim.Optimizer)
-        wants_section = not is_class and len(names) != 1  # none are those of *arguments
+        wants_section = not is_class and len(names) != 1  # no names: a function of *arguments
         made = self.optimizer(first, optimization) if wants_section else self.optimizer(first)
         return as_one(made)
 
 
 def split(found: Loss | LossAndParts) -> LossAndParts:
-    """The loss, and its parts, if the user's function gives any."""
+    """Return the loss and its parts; no parts if the user's function returned a loss alone."""
     return found if isinstance(found, tuple) else (found, {})

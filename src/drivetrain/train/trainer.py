@@ -1,4 +1,4 @@
-"""Trainer: the whole run in one call."""
+"""Trainer: run a whole training in one call."""
 
 from __future__ import annotations
 
@@ -38,11 +38,17 @@ from drivetrain.train.watch.requested import requested_hooks
 
 
 class Trainer(OwnRecords, OwnWeights):
-    """Trains a task as a config says, on however many ranks were started.
+    """Train a task as the config describes, on any number of ranks.
 
-    The numbers come from the config, not from the number of ranks. After `fit`, `model` holds this
-    rank's part of the trained model and `<run_dir>/checkpoints` the whole of it (weights.pt, or
-    weights/ where it is large).
+    The training's numbers depend on the config, not on the number of ranks. After `fit`, `model`
+    holds this rank's part of the trained model, and `<run_dir>/checkpoints` the whole model
+    (weights.pt, or weights/ if it is large).
+
+    Args:
+        task: The model, its loss and, optionally, how it is optimized and evaluated.
+        config: The run's config: a mapping of keys, or a RunConfig or ResolvedConfig.
+        hooks: Called at fixed points of the loop, in this order.
+        stateful: Objects with `state_dict` and `load_state_dict`, saved and restored with the run.
     """
 
     def __init__(
@@ -64,47 +70,52 @@ class Trainer(OwnRecords, OwnWeights):
         self.history = History()
         self.assembly: Assembly | None = None
         self._attempt: Attempt | None = None
-        """The last one that was trained to its end."""
+        """The last attempt that trained to its end."""
         self._open: Attempt | None = None
-        """The one under way."""
+        """The attempt in progress."""
         self.run_dir: Path | None = None
         self.attempt = 0
         """Which attempt of the run this is, counted from 1; set by fit()."""
 
     @property
     def config(self) -> RunConfig:
-        """The config as resolved so far; what was chosen automatically is filled in by fit()."""
+        """The config as resolved so far; fit() fills in the values chosen automatically."""
         return self.resolved.config
 
     @property
     def model(self) -> nn.Module:
-        """The user's own module, from the start of fit() on."""
+        """The user's own module. Available once fit() has started."""
         if self.assembly is None:
-            raise RuntimeError("the model is built by fit()")
+            raise RuntimeError("fit() builds the model: call it first")
         return self.assembly.engine.spread.inner
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank speaks for the run: print here, not on every rank."""
+        """True on the one rank that should print and write."""
         return self.assembly.world.is_main if self.assembly is not None else detect().is_main
 
     @property
     def step_number(self) -> int:
-        """Steps done so far, those of earlier attempts included."""
+        """Completed steps, including those of earlier attempts."""
         attempt = self._open or self._attempt
         return 0 if attempt is None else attempt.saver.at.step
 
     @property
     def epoch(self) -> int:
-        """Of the step under way, counted from 0."""
+        """Epoch of the current step, counted from 0."""
         attempt = self._open or self._attempt
         return 0 if attempt is None else max(0, attempt.saver.at.epoch)
 
     def fit(self, train: Any = None, val: Any = None) -> History:
-        """Train, evaluate, record. `train` and `val` are datasets, DataLoaders or iterables.
+        """Train, evaluate and record; return the run's history.
 
-        Several sets to evaluate on are a dict; their names lead their metrics' (`news/loss`). Data
-        may be left out where the task brings its own, as a Lightning datamodule.
+        Resumes from the newest checkpoint of the run, if there is one.
+
+        Args:
+            train: A dataset, DataLoader or iterable. May be left out if the task brings its own
+                data, as a Lightning datamodule does.
+            val: Validation data of the same kinds, or a dict of several sets, whose names become
+                prefixes of their metrics (`news/loss`).
         """
         if train is None:
             train, own_val = self.task.adapter.data() if self.task.adapter else (None, None)
@@ -138,22 +149,22 @@ class Trainer(OwnRecords, OwnWeights):
         return self.history
 
     def stop(self, reason: str) -> None:
-        """End the run after this step: saved, evaluated, and finished for good.
+        """End the run early, after the current step: it is saved, evaluated and complete.
 
-        Any rank may ask. After an evaluation all of them stop at once; else after the step at which
-        they next ask each other, about a second later at most, and always after the same one.
+        Any rank may call this. All ranks stop after the same step: at once if this follows an
+        evaluation, otherwise when they next synchronize, at most about a second later.
         """
         self._under_way("stop").saver.ask_to_end(reason)
 
     def say_once(self, message: str) -> None:
-        """A line on rank 0, while fit() trains; the same one is not said again."""
+        """Print a line on rank 0 while fit() trains, unless the same line was printed before."""
         if self._open is not None:
             self._open.reporter.say_once(message)
 
     def _refuse_no_validation(self, val: Any) -> None:
-        """`keep_best` goes by evaluations, and a checkpoint is made between two steps."""
+        """Raise ConfigError if a setting needs evaluations that this run does not make."""
         if val is None and EarlyStopping.of(self.config.early_stopping) is not None:
-            rule, remedy = "fit() has no validation data", "pass some, or leave it out"
+            rule, remedy = "fit() has no validation data", "pass some, or leave this out"
             raise ConfigError([Problem("early_stopping", rule, remedy, has_value=False)])
         metric = self.config.checkpoint.keep_best
         if metric is None or self.assembly is None:
@@ -161,25 +172,25 @@ class Trainer(OwnRecords, OwnWeights):
         is_stream = self.assembly.feed.plan.length is None
         rule, remedy = "", ""
         if val is None:
-            rule, remedy = "fit() has no validation data", "pass some, or leave it out"
+            rule, remedy = "fit() has no validation data", "pass some, or leave this out"
         elif is_stream and self.config.evaluation.every_steps is None:
-            rule = "a stream's epoch is only known to be over in the step after it"
+            rule = "the end of a stream's epoch is known only in the step after it"
             remedy = "set evaluation.every_steps"
         if rule:
             raise ConfigError([Problem("checkpoint.keep_best", rule, remedy, metric)])
 
     def evaluate(self, val: Any) -> EvaluationResult:
-        """Evaluate the trained model on other data; recorded with the run. On every rank."""
+        """Evaluate the trained model on other data and record the result. Call on every rank."""
         attempt = self._fitted("evaluate")
         sources = validation_sources(val, self.config)
         feeds = evaluation_feeds(sources, attempt.assembly.world, attempt.assembly.config)
         return attempt.evaluate_after(self.task, feeds)
 
     def predict(self, data: Any, function: Callable[[nn.Module, Any], Any]) -> Any:
-        """What `function(model, batch)` says of every sample, in the data's order, on rank 0.
+        """Return the outputs of `function(model, batch)` for every sample, in the data's order.
 
-        It returns a tensor with a row, or a list with an item, for each sample of the batch, or a
-        dict or tuple of those. Called on every rank; ranks other than 0 get None.
+        `function` returns a tensor with one row, or a list with one item, per sample of the batch,
+        or a dict or tuple of these. Call on every rank; ranks other than 0 get None.
         """
         assembly = self._fitted("predict").assembly
         source = source_from(data, self.config.data)
@@ -189,13 +200,13 @@ class Trainer(OwnRecords, OwnWeights):
 
     def _under_way(self, what: str) -> Attempt:
         if self._open is None:
-            raise RuntimeError(f"{what}() belongs into a hook, while fit() trains")
+            raise RuntimeError(f"call {what}() in a hook, while fit() is training")
         return self._open
 
     def _assembled(self, what: str) -> Assembly:
         if self.assembly is None:
             raise RuntimeError(
-                f"{what}() needs the model that fit() builds: call it in a hook, or after"
+                f"{what}() needs the model that fit() builds: call it in a hook, or after fit()"
             )
         return self.assembly
 
@@ -205,7 +216,7 @@ class Trainer(OwnRecords, OwnWeights):
         return self._attempt
 
     def _train(self, attempt: Attempt, validation: Mapping[str, Source]) -> None:
-        """Train, and leave the whole model's weights behind."""
+        """Train, then write the whole model's weights."""
         assembly = attempt.assembly
         weights = FinalWeights(assembly, attempt.saver, attempt.directory.checkpoints)
         notify = HookCaller(self, self.hooks)
@@ -230,12 +241,12 @@ class Trainer(OwnRecords, OwnWeights):
         loop = kind_of_loop(assembly.config).of(attempt, self._watched(attempt), notify, evaluate)
         if assembly.config.fault_tolerance != "live":
             return loop
-        from drivetrain.train.live.training import go_live  # torchft's, and only then
+        from drivetrain.train.live.training import go_live  # imports torchft
 
         return go_live(loop, assembly.source, assembly.config)
 
     def _watched(self, attempt: Attempt) -> Task:
-        """The task, with an eye on its loss where that costs nothing."""
+        """Return the task, its loss watched for NaN and infinity where that costs nothing."""
         assembly, parallel = attempt.assembly, attempt.assembly.config.parallel
         if not has_whole_loss_on_host(assembly):
             return self.task
@@ -266,10 +277,10 @@ class Trainer(OwnRecords, OwnWeights):
 
 
 def kind_of_loop(config: RunConfig) -> type[Loop]:
-    """Micro-batches one by one, or through a pipeline together."""
+    """Return the class of the loop: micro-batches one by one, or together in a pipeline."""
     if config.parallel.pp == 1:
         return Loop
-    from drivetrain.train.pipelined_loop import PipelinedLoop  # torch's pipelines, and only then
+    from drivetrain.train.pipelined_loop import PipelinedLoop  # imports torch's pipelines
 
     return PipelinedLoop
 
@@ -281,14 +292,14 @@ def _check_given(task: Any, hooks: Any) -> None:
     listed = isinstance(hooks, Sequence)
     strangers = [each for each in hooks if not isinstance(each, Hook)] if listed else [hooks]
     if strangers:
-        rule = "is no list of objects of a class that is a drivetrain.Hook"
+        rule = "must be a list of drivetrain.Hook instances"
         remedy = "write class Mine(Hook) and pass hooks=[Mine()]"
         kind = getattr(strangers[0], "__name__", type(strangers[0]).__name__)
         raise ConfigError([Problem("Trainer.hooks", rule, remedy, kind)])
 
 
 class _HookState:
-    """A hook's state; where it cannot be loaded it is said what may be missing."""
+    """A hook's state; adds a hint to the error if it cannot be loaded."""
 
     def __init__(self, hook: Any) -> None:
         self._hook = hook
@@ -301,12 +312,14 @@ class _HookState:
         try:
             self._hook.load_state_dict(state)
         except AttributeError as error:
-            error.add_note("a state is loaded before on_fit_start: build what has one in on_setup")
+            error.add_note(
+                "state is loaded before on_fit_start: create objects that have one in on_setup"
+            )
             raise
 
 
 def _stateful_hooks(hooks: Sequence[Hook]) -> dict[str, Any]:
-    """A hook that has a state is saved with the run."""
+    """Return the hooks that have a state, by the names they are saved under."""
     return {
         f"hook.{index}.{type(hook).__name__}": _HookState(hook)
         for index, hook in enumerate(hooks)

@@ -1,9 +1,9 @@
-"""Budget: how much a study may take, and whether one more run can be begun. Pure.
+"""Budget: how much a study may spend, and whether one more run can start. Pure.
 
-What a run has taken is in the journal, with its result, in the budget's own unit. What the next
-one will take is not known: it is expected to take what the dearest at the same rung has taken, and
-nothing before one has come there. What runs is counted with that, so that a budget is exceeded by
-no more than runs that were dearer than all before them. Whatever has begun is trained to its rung.
+The journal has what each run spent, with its result, in the budget's unit. The next run is expected
+to spend as much as the most expensive run to the same rung so far, and nothing before one has
+reached that rung. Running trials are counted with that expectation, so a budget is exceeded only by
+runs that were more expensive than all before them. A run that has started is trained to its rung.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _UNITS = {"h": "device-hours", "usd": "USD", "flops": "FLOPs"}
 
 @dataclass(frozen=True)
 class Budget:
-    """So much of something."""
+    """An amount of one unit."""
 
     amount: float
     unit: str
@@ -32,22 +32,22 @@ class Budget:
 
 
 def parse(text: str) -> Budget:
-    """12h (device-hours), 200USD or 1e18flops."""
+    """Parse 12h (device-hours), 200USD or 1e18flops."""
     found = re.fullmatch(r"(\d+(?:\.\d*)?(?:e\+?\d+)?)\s*(h|usd|flops)", text.strip().lower())
     if found is None or float(found[1]) <= 0:
-        rule, remedy = "not a budget", "12h (device-hours), 200USD or 1e18flops"
+        rule, remedy = "not a budget", "use 12h (device-hours), 200USD or 1e18flops"
         raise ConfigError([Problem("--budget", rule, remedy, text)])
     return Budget(float(found[1]), found[2])
 
 
 def spent(state: State) -> float:
-    """By all trials, as far as they have come to a rung or an end."""
+    """Total of all trials, up to the last rung or end that each has reached."""
     last = (state.last(trial) for trial in range(len(state.asked)))
     return sum(each.spent or 0.0 for each in last if each is not None)
 
 
 def expected(state: State, rung: int) -> float:
-    """What a run to a rung from the one before took at most so far; 0 while nobody knows."""
+    """The most that a run to a rung from the previous one has spent so far; 0 if none has."""
     found = [0.0]
     for (trial, at), end in state.ended.items():
         if at == rung and end.outcome == "done" and end.spent is not None:
@@ -57,7 +57,7 @@ def expected(state: State, rung: int) -> float:
 
 
 def affords(budget: Budget, state: State, running: Iterable[Work], rung: int) -> bool:
-    """Whether one more run to a rung can begin beside those that run."""
+    """Whether one more run to a rung can start in addition to the running ones."""
     taken = spent(state)
     committed = taken + sum(expected(state, work.rung) for work in running)
     if expected(state, rung) == 0.0:

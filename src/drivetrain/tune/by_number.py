@@ -1,4 +1,4 @@
-"""Samplers of which a trial's values follow from its number alone: `grid` and `qmc`."""
+"""Samplers whose values follow from the trial's number alone: `grid` and `qmc`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Values = dict[str, Scalar]
 
 
 class Points:
-    """The values of every trial, made as far as they were asked for."""
+    """The values of every trial, generated on demand."""
 
     def __init__(self, space: Space, sampler: str, seed: int) -> None:
         self._coming = iter(grid(space)) if sampler == "grid" else qmc(space, seed)
@@ -31,12 +31,12 @@ class Points:
 def grid(space: Space) -> list[Values]:
     """Every combination that the space allows, the last key changing fastest."""
     if ranges := [key for key, each in space.parameters.items() if _has_no_end(each)]:
-        rule = "a grid needs values, and a range without a step has no end of them"
-        remedy = "step: …, a list of values, or --sampler qmc"
+        rule = "a grid needs a finite number of values, and a range without a step has none"
+        remedy = "add step: …, list the values, or use --sampler qmc"
         raise ConfigError([Problem(key, rule, remedy, has_value=False) for key in ranges])
     if (size := math.prod(map(_num_values, space.parameters.values()))) > _MOST_COMBINATIONS:
-        rule = f"a grid of {size:,} combinations"
-        remedy = "fewer values, a wider step, or --sampler qmc"
+        rule = f"a grid of {size:,} combinations is too large"
+        remedy = "use fewer values, a wider step, or --sampler qmc"
         raise ConfigError([Problem("--sampler", rule, remedy, "grid")])
     columns = {
         key: [_value(each, index) for index in range(_num_values(each))]
@@ -46,7 +46,7 @@ def grid(space: Space) -> list[Values]:
     seen: set[tuple[tuple[str, Scalar], ...]] = set()
     for combination in itertools.product(*columns.values()):
         values = _active(space, dict(zip(columns, combination, strict=True)))
-        # a key that is not in play makes no second combination
+        # a key that is inactive does not make a second combination
         if tuple(values.items()) not in seen and space.allows(values):
             seen.add(tuple(values.items()))
             found.append(values)
@@ -72,7 +72,7 @@ def _value(parameter: Parameter, index: int) -> Scalar:
 
 
 def qmc(space: Space, seed: int) -> Iterator[Values]:
-    """Points of a scrambled Sobol sequence, which leave no part of the space empty for long."""
+    """Points of a scrambled Sobol sequence, which covers the space evenly."""
     module = require("scipy.stats.qmc", extra="tune")
     sequence = module.Sobol(len(space.parameters), scramble=True, seed=seed)
     num_refused = 0
@@ -83,13 +83,13 @@ def qmc(space: Space, seed: int) -> Iterator[Values]:
             num_refused = 0 if space.allows(values) else num_refused + 1
             if not num_refused:
                 yield values
-    rule = f"{num_refused} points in a row broke them"
+    rule = f"{num_refused} points in a row violate them"
     remedy, shown = "loosen them, or narrow the ranges", "; ".join(space.constraints)
     raise ConfigError([Problem("constraints", rule, remedy, shown)])
 
 
 def _at(parameter: Parameter, u: float) -> Scalar:
-    """The value at a part of the way through a parameter, 0 ≤ u < 1."""
+    """The value at fraction `u` of a parameter's range, 0 ≤ u < 1."""
     if isinstance(parameter, Choice) or not _has_no_end(parameter):
         return _value(parameter, int(u * _num_values(parameter)))
     low, high = parameter.low, parameter.high

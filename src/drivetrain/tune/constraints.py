@@ -1,4 +1,4 @@
-"""Constraints between parameters: comparisons in Python's words, of which no code is run."""
+"""Constraints between parameters: comparisons in Python syntax, evaluated without running code."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _BINARY: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 
 
 def keys_of(text: str) -> set[str]:
-    """The keys that a constraint names; ValueError when it is none."""
+    """The keys that a constraint names; ValueError if it is not a valid constraint."""
     return set(_keys(_parsed(text)))
 
 
 def holds(text: str, values: Mapping[str, Any]) -> bool:
-    """Whether the values keep it; one about a key that this trial does not have is kept."""
+    """Whether the values satisfy it; true if it names a key that this trial does not have."""
     if not keys_of(text) <= values.keys():
         return True
     try:
@@ -46,7 +46,7 @@ def _parsed(text: str) -> ast.expr:
 
 
 def _keys(node: ast.expr) -> Iterator[str]:
-    """Of an expression that holds nothing but what `_value` knows."""
+    """The keys of an expression; ValueError for a node that `_value` does not evaluate."""
     match node:
         case ast.Constant(value=int() | float() | str()):
             return
@@ -63,7 +63,7 @@ def _keys(node: ast.expr) -> Iterator[str]:
             for part in (left, *others):
                 yield from _keys(part)
         case _:
-            words = "only keys, numbers, + - * / // %, comparisons, and/or/not"
+            words = "not allowed; only keys, numbers, + - * / // %, comparisons, and/or/not are"
             raise ValueError(f"{ast.unparse(node)}: {words}")
 
 
@@ -72,7 +72,7 @@ def _known(ops: list[ast.cmpop]) -> bool:
 
 
 def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
-    """Of an expression whose keys were asked for before: it has no other kind of node."""
+    """The value of an expression that `_keys` has checked, so there is no other kind of node."""
     result: Any = None
     match node:
         case ast.Constant(value=constant):

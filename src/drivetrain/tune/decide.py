@@ -1,10 +1,10 @@
-"""Decisions: which runs come next, who goes on, who has won. Pure: settings and results in.
+"""Decisions: which runs come next, which continue, which is best. Pure: settings and results in.
 
-(`State.known` keeps what was found out, so that it is found out once.)
+(`State.known` caches results, so that they are computed once.)
 
-Deterministic: trials compete within their generation. At a rung the best of it go on, once all of
-them have come there; equal values go by the trial's number, and a trial that has failed is behind
-all others. So nothing depends on who was first.
+Deterministic: trials compete within their generation. At a rung the best continue once all of the
+generation have reached it; ties are broken by the trial's number, and a failed trial ranks behind
+all others. So nothing depends on which trial was first.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from drivetrain.tune.stopping import best_first
 
 @dataclass(frozen=True, order=True)
 class Work:
-    """A trial is to be trained up to a rung."""
+    """A trial to train up to a rung."""
 
     trial: int
     rung: int
 
 
 def is_over(settings: Settings, state: State, trial: int) -> bool:
-    """Whether nothing more will come of a trial."""
+    """Whether a trial will not be trained any further."""
     last = state.last(trial)
     if last is None:
         return False
@@ -44,7 +44,7 @@ def is_over(settings: Settings, state: State, trial: int) -> bool:
 
 
 def next_trial(settings: Settings, state: State) -> int | None:
-    """The trial that may be asked for now; None when none may."""
+    """The trial whose values may be drawn now; None if none may."""
     trial = len(state.asked)
     if trial >= settings.num_trials:
         return None
@@ -55,7 +55,7 @@ def next_trial(settings: Settings, state: State) -> int | None:
 
 
 def _num_over(settings: Settings, state: State) -> int:
-    """So many of the first trials are over, and the next is not."""
+    """Number of first trials that are over without a gap."""
     known = state.known
     while known.num_over < len(state.asked) and is_over(settings, state, known.num_over):
         known.num_over += 1
@@ -63,14 +63,14 @@ def _num_over(settings: Settings, state: State) -> int:
 
 
 def told(settings: Settings, trial: int) -> range:
-    """The trials whose results a trial is asked with."""
+    """The trials whose results are known when a trial's values are drawn."""
     if settings.schedule == "eager":
         return range(trial)
     return range(trial - trial % settings.generation)
 
 
 def limits(settings: Settings, state: State, trial: int) -> tuple[float | None, ...]:
-    """What a trial must not be worse than at each rung, where each goes straight on or ends."""
+    """With --promote stop: the value that a trial must not be worse than at each rung."""
     if settings.promote != "stop":
         return ()
     first = stopping.first_rung(settings, trial)
@@ -85,7 +85,7 @@ def limits(settings: Settings, state: State, trial: int) -> tuple[float | None, 
 
 
 def ready(settings: Settings, state: State) -> list[Work]:
-    """What can be trained now, in the order in which it should be: what began first, first."""
+    """The work that can be trained now, in the order to start it: oldest trials first."""
     if state.known.ready is None:
         state.known.ready = _ready(settings, state)
     return list(state.known.ready)
@@ -95,7 +95,7 @@ def _ready(settings: Settings, state: State) -> list[Work]:
     if settings.population:
         return [Work(*each) for each in population.ready(settings, state)]
     found = []
-    # eagerly a trial may go on until the last is asked for: none of them is over before
+    # eager: a trial may continue until the last one is drawn, so none is over before
     first = 0 if settings.schedule == "eager" else _num_over(settings, state)
     for trial in range(first, len(state.asked)):
         last = state.last(trial)
@@ -118,7 +118,7 @@ def _goes_on(settings: Settings, state: State, trial: int, rung: int) -> bool:
 
 
 def promoted(settings: Settings, state: State, trial: int, rung: int) -> set[int] | None:
-    """Who of a trial's generation goes on from a rung; None before all have come to it."""
+    """The trials of a generation that continue from a rung; None before all have reached it."""
     if (trial, rung) in state.known.judged:
         return state.known.judged[trial, rung]
     here = _at_rung(settings, state, trial, rung)
@@ -132,21 +132,21 @@ def promoted(settings: Settings, state: State, trial: int, rung: int) -> set[int
 
 
 def _at_rung(settings: Settings, state: State, trial: int, rung: int) -> list[Ended] | None:
-    """The results of those in the generation that were to come to a rung; None before all have."""
+    """Results of the trials that were due at a rung; None before all have reached it."""
     members: Sequence[int] = stopping.rivals(settings, trial)
     if rung > stopping.first_rung(settings, trial):
         before = promoted(settings, state, trial, rung - 1)
         if before is None:
             return None
         members = sorted(before)
-    # the last of them is mostly the last to come: whoever asks too early knows at once
+    # the last member is usually the last to arrive, so an early call returns quickly
     if any((member, rung) not in state.ended for member in reversed(members)):
         return None
     return [state.ended[member, rung] for member in members]
 
 
 def newly_promoted(settings: Settings, state: State) -> list[Work]:
-    """Eager: who goes on by what is known now (ASHA): the best of those at each rung so far."""
+    """Eager (ASHA): the trials that continue by the results so far, the best at each rung."""
     found = []
     if settings.promote == "stop":
         return []
@@ -167,7 +167,7 @@ def _all_asked_and_still(settings: Settings, state: State) -> bool:
 
 
 def winner(settings: Settings, state: State) -> Ended | None:
-    """The best of those that have come furthest; none of a study of several objectives."""
+    """The best of the trials that trained furthest; None for several objectives."""
     found = best(settings, state)
     return found[0] if found and not settings.further else None
 

@@ -1,7 +1,7 @@
-"""The driver: does what `decide` says, and writes down what comes of it.
+"""The driver: carries out what `decide` says, and records the results.
 
-It holds nothing that is not in the journal or in a trial's directory. A trial that runs when the
-driver dies runs on; the next driver finds its job and waits for it.
+It holds no state that is not in the journal or in a trial's directory. A trial that is running when
+the driver dies continues; the next driver finds its job and waits for it.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from drivetrain.tune.trial_run import MOST_RESUMES, SETTLE_S, NoAnswer, Runner
 LOCK = "driver.lock"
 _AGAIN_S = 10.0
 _FORGOTTEN_S = 60.0
-"""A scheduler that was restarted may take a moment to know its jobs again."""
+"""A restarted scheduler may need a moment until it knows its jobs again."""
 
 
 @dataclass
 class Driver:
-    """One driver of a study, until it is over or this process ends."""
+    """Drives a study until it is over or this process ends."""
 
     study: Study
     runner: Runner
     num_parallel: int
     say: Callable[[str], None] = lambda _: None
     planner: fit.Planner | None = None
-    """Asked before a trial begins; none: all begin."""
+    """Asked before a trial starts; None: all trials start."""
     spent_by: Callable[[Asked, int], float] | None = None
-    """What a trial has taken, up to a rung, where the study has a budget."""
+    """What a trial has spent up to a rung, if the study has a budget."""
     _running: dict[Work, int] = field(default_factory=dict)
-    """How often each was resumed here."""
+    """How often this driver has resumed each."""
     _lost_s: dict[Work, float] = field(default_factory=dict)
-    """When it was seen that a job was gone before its end."""
+    """When a job was first seen to be gone before its end."""
     _is_silent: bool = False
-    """Whether the scheduler did not answer when it was last asked."""
+    """Whether the scheduler failed to answer the last time."""
     _has_submitted: bool = False
 
     def run(self) -> Ended | None:
-        """The winner, once nothing is left to do."""
+        """Run until nothing is left to do, and return the winner."""
         self.study.path.mkdir(parents=True, exist_ok=True)
         lock = locks.hold(self.study.path / LOCK)
         if lock is None:
             host, pid = locks.last_holder(self.study.path / LOCK) or ("", 0)
             rule = f"is being driven by process {pid} on {host}"
-            remedy = "wait for it, stop it, or give another directory"
+            remedy = "wait for it, stop it, or use another directory"
             raise ConfigError([Problem("--study", rule, remedy, str(self.study.path))])
         with lock:
             return self._run()
@@ -65,11 +65,11 @@ class Driver:
         if by_chance := left_to_chance(settings, self.study.space):
             self.say(f"{settings.sampler} draws at random: {', '.join(by_chance)}")
         if perturbed := left_to_perturb(settings, self.study.space):
-            self.say(f"pb2 chooses numbers alone, and perturbs: {', '.join(perturbed)}")
+            self.say(f"pb2 chooses only numbers, and perturbs: {', '.join(perturbed)}")
         if settings.is_measured and settings.asks_by_results:
             self.say(
-                f"{settings.sampler} goes by a time that is measured: trials may be others when "
-                "the study is run again, or on more workers (--sampler random, qmc: the same)"
+                f"{settings.sampler} uses measured times: trials may differ when the study is run "
+                "again, or on more workers (with --sampler random or qmc they do not)"
             )
         self._adopt(journal)
         num_judged = 0
@@ -89,7 +89,7 @@ class Driver:
         return decide.winner(settings, journal.state)
 
     def _fork(self, journal: Journal) -> None:
-        """What is due where all members of a population have come to a rung."""
+        """Record the forks that are due once all members of a population have reached a rung."""
         if not self.study.settings.population:
             return
         while (due := population.next_fork(self.study, journal.state)) is not None:
@@ -99,7 +99,7 @@ class Driver:
             self.say(f"trial {asked.trial}: from trial {due.donor} at step {due.step}: {shown}")
 
     def _adopt(self, journal: Journal) -> None:
-        """What was running when the last driver ended; even if it is more than may run now."""
+        """Adopt the trials that run already, even if they are more than may run now."""
         for work in decide.ready(self.study.settings, journal.state):
             status = self._status(work, journal)
             if status is not None and not status.state.is_over:
@@ -109,21 +109,21 @@ class Driver:
                 self.say(f"trial {work.trial}: {now}; adopted")
 
     def _status(self, work: Work, journal: Journal) -> Status | None:
-        """A job that nobody can be asked about is not lost: it is waited for."""
+        """The job's status; WAITING if the scheduler does not answer, since the job is not lost."""
         try:
             found = self.runner.status(journal.state.asked[work.trial], work.rung)
         except NoAnswer as error:
             if not self._is_silent:
-                self.say(f"{error}; trials go on, and it is asked again")
+                self.say(f"{error}; trials continue, and it is asked again")
             self._is_silent = True
             return Status(JobState.WAITING)
         if self._is_silent:
-            self.say("it answers again")
+            self.say("the scheduler answers again")
         self._is_silent = False
         return found
 
     def _start_one(self, journal: Journal) -> bool:
-        """Whether there was something to do: a run to start, or a trial to ask for."""
+        """Start one run or draw one trial; return whether there was something to do."""
         if len(self._running) >= self.num_parallel:
             return False
         if not self.runner.has_room([work.trial for work in self._running]):
@@ -134,11 +134,11 @@ class Driver:
                 if self._is_dropped(work, journal):
                     return True
                 self._running[work] = 0
-                if self._status(work, journal) is None:  # else it has ended unseen
+                if self._status(work, journal) is None:  # otherwise it has ended unnoticed
                     if state.last(work.trial) is not None:
                         step = settings.rungs[work.rung - 1]
                         why = "" if settings.population else "among the best at "
-                        self.say(f"trial {work.trial}: {why}step {step}; goes on")
+                        self.say(f"trial {work.trial}: {why}step {step}; continues")
                     self._submit(work, journal)
                 return True
         trial = decide.next_trial(settings, state)
@@ -157,11 +157,11 @@ class Driver:
         return budget.affords(found, journal.state, self._running, rung)
 
     def _is_afforded(self, work: Work, journal: Journal) -> bool:
-        """What has begun is trained to its rung, whatever it takes."""
+        """Whether the budget allows it; a run that has started is always trained to its rung."""
         return self._affords(work.rung, journal) or self._status(work, journal) is not None
 
     def _is_dropped(self, work: Work, journal: Journal) -> bool:
-        """A trial that cannot fit is written down as such; it never had a process."""
+        """Record a trial that cannot fit as too large, without starting a process."""
         asked = journal.state.asked[work.trial]
         is_begun = journal.state.last(work.trial) is not None or asked.fork is not None
         if self.planner is None or not self.study.settings.cluster or is_begun:
@@ -178,7 +178,7 @@ class Driver:
         return True
 
     def _collect(self, journal: Journal) -> bool:
-        """Whether a job has ended."""
+        """Record one job that has ended; return whether there was one."""
         for work in sorted(self._running):
             status = self._status(work, journal)
             is_unknown = status is not None and status.state is JobState.UNKNOWN
@@ -202,7 +202,7 @@ class Driver:
         return False
 
     def _is_gone(self, work: Work, after_s: float) -> bool:
-        """Once nothing of it is left: a launcher that still runs would refuse another."""
+        """Whether nothing of the job is left; a launcher that still runs would refuse another."""
         lost_s = self._lost_s.setdefault(work, time.monotonic())
         if time.monotonic() - lost_s < after_s or self.runner.is_leaving(work.trial):
             return False
@@ -212,7 +212,7 @@ class Driver:
     def _resume(self, work: Work, journal: Journal, *, is_new: bool) -> None:
         if not is_new:
             self._running[work] += 1
-            self.say(f"trial {work.trial}: interrupted; resuming it")
+            self.say(f"trial {work.trial}: interrupted; resuming")
         if self._running[work] > MOST_RESUMES:
             raise DrivetrainError(
                 f"trial {work.trial} was interrupted {MOST_RESUMES} times; see "
@@ -222,7 +222,7 @@ class Driver:
             self._running[work] -= 1
 
     def _submit(self, work: Work, journal: Journal) -> bool:
-        """False when a scheduler that has taken trials does not answer: then once more later."""
+        """Submit it. False if a scheduler that took trials before fails now: retried later."""
         others = [each.trial for each in self._running if each != work]
         try:
             self._has_submitted |= self.runner.start(
@@ -232,7 +232,7 @@ class Driver:
             is_away = isinstance(error, EnvironmentProblem) or not isinstance(error, ConfigError)
             if not (self._has_submitted and is_away):
                 raise
-            self.say(f"trial {work.trial}: not submitted ({error}); it is tried again")
+            self.say(f"trial {work.trial}: not submitted ({error}); will be retried")
             self._lost_s[work] = time.monotonic() + _AGAIN_S
             return False
         return True
@@ -247,7 +247,7 @@ class Driver:
             self.say(f"trial {end.trial}: {end.outcome.replace('_', ' ')}: {end.reason}")
 
     def _refuse_hopeless(self, journal: Journal) -> None:
-        """A first generation of which nothing came is a mistake in the script or the space."""
+        """Raise if all of the first generation failed: the script or the space has an error."""
         settings, state = self.study.settings, journal.state
         first = [state.last(trial) for trial in settings.generation_of(0)]
         ends = [each for each in first if each is not None]

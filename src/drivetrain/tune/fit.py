@@ -1,7 +1,7 @@
-"""Fit: whether a trial can run at all, by the planner, before it is started.
+"""Fit: asks the planner whether a trial can run at all, before it is started.
 
-The answer is a function of the script, the trial's values and the cluster that was named, so it is
-the same whoever asks. Values that change nothing but the optimizer's numbers have one answer.
+The answer is a function of the script, the trial's values and the named cluster, so every driver
+gets the same one. Trials that differ only in the optimizer's numbers share one answer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LONGEST_S = 600.0
 
 @dataclass
 class Planner:
-    """Asked about the trials of one study, each kind of them once."""
+    """Predictions for the trials of one study, one per kind of trial."""
 
     study: Study
     say: Callable[[str], None] = lambda _: None
@@ -36,7 +36,7 @@ class Planner:
     _is_silent: bool = False
 
     def prospect(self, asked: Asked, job: Job) -> Prospect:
-        """What a trial would take; its script is run for it, up to `Trainer.fit`."""
+        """Predict what a trial would take; runs its script up to `Trainer.fit`."""
         others = {key: value for key, value in asked.values.items() if key not in MUTABLE}
         kind = json.dumps(others, sort_keys=True)
         if kind not in self._known:
@@ -44,7 +44,7 @@ class Planner:
         found = self._known[kind]
         if found.unknown and not self._is_silent:
             self._is_silent = True
-            self.say(f"the planner cannot tell what trials take ({found.unknown}); all are started")
+            self.say(f"the planner cannot predict trials ({found.unknown}); all are started")
         return found
 
     def _asked(self, job: Job) -> Prospect:
@@ -73,9 +73,9 @@ class Planner:
 
 
 def refusal(work: Work, prospect: Prospect, cluster: str) -> Ended | None:
-    """What the journal says of a trial that cannot fit; none where it can, or nobody knows."""
+    """The journal entry of a trial that cannot fit; None if it can, or if that is unknown."""
     if prospect.fits or prospect.memory_bytes is None or prospect.limit_bytes is None:
         return None
     needs, limit = readable_bytes(prospect.memory_bytes), readable_bytes(prospect.limit_bytes)
-    reason = f"needs {needs} a rank, and {limit} can be had on {cluster}"
+    reason = f"needs {needs} per rank; only {limit} is available on {cluster}"
     return Ended(work.trial, work.rung, "too_large", reason=reason)

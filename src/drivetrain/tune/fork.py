@@ -1,11 +1,11 @@
-"""Fork: a trial of a population begins with its donor's checkpoint, which stays until it has one.
+"""Fork: a trial of a population starts from its donor's checkpoint, kept until it has its own.
 
-    journal line  →  pin beside the donor's checkpoint  →  the fork and its donor train
-                  →  the fork has saved, or has ended   →  the pin is taken away
+    journal line  →  pin next to the donor's checkpoint  →  the fork and its donor train
+                  →  the fork has saved, or has ended    →  the pin is released
 
-The donor rests until the pin is there: nothing of a rung is started before all its forks are
-written down and pinned. Which pins there should be follows from the journal and the forks'
-directories, so whoever drives the study next sets what is missing and takes away what is left.
+The donor waits until the pin is set: nothing continues from a rung before all its forks are in the
+journal and pinned. The journal and the forks' directories determine which pins should exist, so the
+next driver of the study sets missing ones and releases leftover ones.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from drivetrain.tune.settings import Study
 
 
 def begun(study: Study, due: Due) -> Asked:
-    """A fork as the journal has it: with the checkpoint of its donor's that it begins with."""
+    """The journal entry of a fork, with its donor's checkpoint that it starts from."""
     run_dir = study.run_dir(due.donor)
     try:
         located = locate(str(run_dir))
         folder = located.choose(due.step).folder
     except ConfigError as error:
         raise DrivetrainError(
-            f"trial {due.trial} cannot begin with trial {due.donor} at step {due.step} ({error}); "
+            f"trial {due.trial} cannot start from trial {due.donor} at step {due.step} ({error}); "
             "members of a population must save: see checkpoint.every_steps and checkpoint.contents"
         ) from None
     root = Path(located.storage.address)
@@ -45,33 +45,33 @@ def begun(study: Study, due: Due) -> Asked:
 
 
 def address(study: Study, fork: Fork) -> str:
-    """Of the checkpoint, wherever the study's directory is now."""
+    """Address of the checkpoint, even if the study's directory was moved."""
     if "://" in fork.checkpoint:
         return fork.checkpoint
     return str(study.path.absolute() / fork.checkpoint)
 
 
 def words(study: Study, asked: Asked) -> list[str]:
-    """For the script: where it begins."""
+    """Arguments for the script: the checkpoint to start from."""
     return [] if asked.fork is None else [f"checkpoint.resume_from={address(study, asked.fork)}"]
 
 
 def flags(asked: Asked) -> list[str]:
-    """For the launcher: what is searched may differ from the donor's."""
+    """Flags for the launcher: the searched keys may differ from the donor's."""
     return [] if asked.fork is None else [f"--accept-change={key}" for key in asked.values]
 
 
 class Pins:
-    """The pins of a study's forks, kept as they should be."""
+    """Keeps the pins of a study's forks up to date."""
 
     def __init__(self, study: Study) -> None:
         self._study = study
         self._settled: set[int] = set()
-        """Forks that need none any more."""
+        """Forks that no longer need a pin."""
         self._pinned: set[int] = set()
 
     def keep(self, state: State) -> None:
-        """Before anything is started: set what is missing, take away what is done with."""
+        """Set missing pins and release those no longer needed; call before anything starts."""
         for asked in state.asked:
             if asked.fork is None or asked.trial in self._settled:
                 continue
@@ -88,7 +88,7 @@ class Pins:
             pins.pin(storage, folder, holder(asked.trial))
         except DamagedCheckpoint as error:
             raise DrivetrainError(
-                f"trial {asked.trial} is to begin with {storage.address}/{folder}: {error}"
+                f"trial {asked.trial} cannot start from {storage.address}/{folder}: {error}"
             ) from None
         self._pinned.add(asked.trial)
 
@@ -98,7 +98,7 @@ class Pins:
 
 
 def needs_donor(study: Study, state: State, asked: Asked) -> bool:
-    """Whether a fork would have to begin with its donor's checkpoint if it were started now."""
+    """Whether a fork would need its donor's checkpoint if it were started now."""
     if asked.fork is None or state.last(asked.trial) is not None:
         return False
     try:
@@ -109,5 +109,5 @@ def needs_donor(study: Study, state: State, asked: Asked) -> bool:
 
 
 def holder(trial: int) -> str:
-    """Whom a pin is for, in its name."""
+    """The name of the pin of a trial."""
     return f"trial-{trial:05d}"

@@ -1,7 +1,7 @@
 """A Gaussian process that forgets: its posterior, and its kernel by the marginal likelihood. Pure.
 
-numpy alone, which the core has. scikit-learn would need a kernel class for the time as well, which
-is most of what is here.
+It needs only numpy, which the core has. scikit-learn would also need a kernel class for the time,
+which is most of this file.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ _LENGTHS = (0.2, 0.1, 0.4, 0.8)
 _OF_CONTEXT = (2.0, 0.4)
 _FORGETTING = (0.1, 0.0, 0.4)
 _NOISE = (0.1, 0.3, 0.7)
-"""Where the likelihood cannot tell, the first is taken: of one interval nobody knows how fast it is
+"""If the likelihoods are equal, the first is taken: a single interval does not show how fast it is
 forgotten, nor what the context means."""
 
 
 @dataclass(frozen=True)
 class Apart:
-    """How far two sets of points are from each other, all with all.
+    """Pairwise distances between two sets of points.
 
-    Points are rows: the time, a context that nobody chooses, then what is chosen, from 0 to 1.
+    Points are rows: the time, a context that is not chosen, then the chosen values, from 0 to 1.
     """
 
     times: Array
     contexts: Array
     squares: Array
-    """Of the distance of what is chosen."""
+    """Squared distances of the chosen values."""
 
     @classmethod
     def of(cls, these: Array, those: Array) -> Apart:
-        """One row for each of these, one column for each of those."""
+        """One row per point of `these`, one column per point of `those`."""
         between = np.abs(these[:, None, :] - those[None, :, :])
         return cls(between[..., 0], between[..., 1], (between[..., 2:] ** 2).sum(axis=2))
 
@@ -44,44 +44,44 @@ class Apart:
 class Kernel:
     """A squared exponential over values and context, fading with the time between two points.
 
-    Targets have a variance of 1, of which `noise` is the part that the points do not explain.
+    Targets have variance 1, of which `noise` is the part that the points do not explain.
     """
 
     length: float
     of_context: float
-    """The context's own length."""
+    """Length scale of the context."""
     forgetting: float
     """The ε of (1 - ε)^(|t - t'| / 2)."""
     noise: float
 
     def covariance(self, apart: Apart) -> Array:
-        """Without the noise."""
+        """Covariance without the noise."""
         fading = (1.0 - self.forgetting) ** (apart.times / 2)
         far = apart.squares / self.length**2 + (apart.contexts / self.of_context) ** 2
         found: Array = (1.0 - self.noise) * fading * np.exp(-far / 2)
         return found
 
     def root(self, apart: Apart) -> Array:
-        """The Cholesky factor of what is observed; the noise keeps it positive definite."""
+        """Cholesky factor of the observations' covariance, positive definite due to the noise."""
         covariance = self.covariance(apart) + self.noise * np.eye(len(apart.times))
         return np.linalg.cholesky(covariance).astype(np.float64, copy=False)
 
     def log_likelihood(self, apart: Apart, targets: Array) -> float:
-        """Of the targets, but for a constant."""
+        """Log-likelihood of the targets, up to a constant."""
         root = self.root(apart)
         white = np.linalg.solve(root, targets)
         return float(-0.5 * white @ white - np.log(np.diag(root)).sum())
 
 
 def fitted(points: Array, targets: Array) -> Kernel:
-    """The likeliest of a grid of kernels: an optimizer would have its last bits in the result."""
+    """The likeliest of a grid of kernels: an optimizer's last bits would affect the result."""
     apart = Apart.of(points, points)
     kernels = starmap(Kernel, product(_LENGTHS, _OF_CONTEXT, _FORGETTING, _NOISE))
     return max(kernels, key=lambda each: each.log_likelihood(apart, targets))
 
 
 def mean(kernel: Kernel, points: Array, targets: Array, at: Array) -> Array:
-    """What is expected at other points."""
+    """Posterior mean at other points."""
     root = kernel.root(Apart.of(points, points))
     weights = np.linalg.solve(root.T, np.linalg.solve(root, targets))
     found: Array = kernel.covariance(Apart.of(at, points)) @ weights
@@ -89,7 +89,7 @@ def mean(kernel: Kernel, points: Array, targets: Array, at: Array) -> Array:
 
 
 def deviation(kernel: Kernel, points: Array, at: Array) -> Array:
-    """How far off that may be. It depends on where was looked, not on what was seen there."""
+    """Posterior standard deviation; it depends on the observed points, not on their targets."""
     root = kernel.root(Apart.of(points, points))
     white = np.linalg.solve(root, kernel.covariance(Apart.of(points, at)))
     found: Array = np.sqrt(np.maximum(1.0 - kernel.noise - (white**2).sum(axis=0), 0.0))

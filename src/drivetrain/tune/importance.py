@@ -1,4 +1,4 @@
-"""How much each parameter decides, by Optuna's PED-ANOVA: it needs no further library."""
+"""Importance of each parameter, by Optuna's PED-ANOVA, which needs no further library."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from drivetrain.tune.sampling import distribution, quiet
 from drivetrain.tune.settings import Study
 
 FEWEST = 10
-"""Trials; with fewer a share would be chance."""
+"""Trials needed; with fewer, shares would be random."""
 
 
 def of(study: Study, state: State, rung: int) -> dict[str, float]:
-    """Shares that sum to 1, by the values at a rung; empty when too few have one."""
+    """Shares that sum to 1, from the values at a rung; empty if too few trials have one."""
     optuna = require("optuna", extra="tune")
     parameters = study.space.parameters
     trials = [
@@ -32,7 +32,7 @@ def of(study: Study, state: State, rung: int) -> dict[str, float]:
         direction = "minimize" if study.settings.mode == "min" else "maximize"
         made = optuna.create_study(direction=direction)
         made.add_trials(trials)
-        # the better half: a tenth of a small study would be two or three trials
+        # the better half: the default, a tenth, of a small study would be two or three trials
         evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=0.5)
         found = optuna.importance.get_param_importances(made, evaluator=evaluator)
     return {key: float(share) for key, share in found.items()}

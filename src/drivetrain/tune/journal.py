@@ -1,12 +1,12 @@
-"""The journal: what was asked and what came of it, one JSON line each, never changed.
+"""The journal: drawn trials and their results, one JSON line each, never changed.
 
     {"kind": "asked", "trial": 3, "values": {"optimization.learning_rate": 0.01}}
     {"kind": "asked", "trial": 4, "values": {…}, "fork": {"donor": 0, "step": 24, …}}
     {"kind": "ended", "trial": 3, "rung": 0, "outcome": "done", "step": 24, "value": 0.31}
 
-A line is on disk before anything is done because of it. The driver's memory holds nothing else, so
-that it may be killed between any two of them. A last line without its end was being written when
-that happened: it is cut off, and what it said is found out again.
+A line is on disk before it is acted on. The driver holds no other state, so it may be killed
+between any two lines. An incomplete last line was being written when that happened: it is cut off,
+and its content is determined again.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ Outcome = Literal["done", "not_finite", "failed", "too_large"]
 
 @dataclass(frozen=True)
 class Fork:
-    """Where a trial of a population begins, if not at the beginning."""
+    """The start of a trial that forks from another member of a population."""
 
     donor: int
     """The trial whose checkpoint it is."""
     rung: int
     step: int
     member: int
-    """The place in the population that it takes."""
+    """The place in the population that the fork takes."""
     checkpoint: str
-    """In the study's directory, or an address of its own."""
+    """Path relative to the study's directory, or an address."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A trial's values."""
+    """The values drawn for a trial."""
 
     trial: int
     values: Mapping[str, Scalar]
     fork: Fork | None = None
     limits: tuple[float | None, ...] = ()
-    """What its value must not be worse than at each rung, to go straight on; none: anything."""
+    """The value that it must not be worse than at each rung to continue; None: any value."""
     kind: Literal["asked"] = "asked"
 
     @property
     def first_rung(self) -> int:
-        """The one it trains to first."""
+        """The rung it trains to first."""
         return 0 if self.fork is None else self.fork.rung + 1
 
 
 @dataclass(frozen=True)
 class Promoted:
-    """A trial goes on to this rung; written where that depends on the moment: eagerly."""
+    """A trial continues to this rung; recorded with the eager schedule, where timing decides."""
 
     trial: int
     rung: int
@@ -71,19 +71,19 @@ class Promoted:
 
 @dataclass(frozen=True)
 class Ended:
-    """A trial has come to a rung, or will not."""
+    """A trial has reached a rung, or will not."""
 
     trial: int
     rung: int
     outcome: Outcome
     step: int = 0
     value: float | None = None
-    """Of the metric, at that step; none unless it is done."""
+    """The metric at that step; None unless the outcome is done."""
     objectives: tuple[float, ...] = ()
-    """Where the study has several: the value of each, the metric's first."""
+    """If the study has several objectives: the value of each, the metric's first."""
     reason: str = ""
     spent: float | None = None
-    """By the trial so far, in the unit of the study's budget."""
+    """What the trial has spent so far, in the unit of the study's budget."""
     kind: Literal["ended"] = "ended"
 
 
@@ -93,33 +93,33 @@ _ENTRY: TypeAdapter[Entry] = TypeAdapter(Entry)
 
 @dataclass
 class Known:
-    """What was found out of a state and need not be again: none of it changes by more lines.
+    """Cached results about a state that further lines do not change.
 
-    Else every turn of a driver would look at every trial there ever was.
+    Without it, each iteration of a driver would look at every trial of the study.
     """
 
     num_over: int = 0
     """The trials before this one are over."""
     judged: dict[tuple[int, int], set[int]] = field(default_factory=dict)
-    """Who goes on, by trial and rung, of those that were judged together."""
+    """By trial and rung: the trials that continue, of those that were judged together."""
     ready: list[Any] | None = None
-    """What can be trained; forgotten with each line."""
+    """The work that can be trained; reset by each line."""
     of_earlier_study: list[Any] | None = None
-    """What a warm start has told, as the sampler knows it."""
+    """Trials of a warm start, as Optuna trials."""
     as_optuna: dict[int, Any] = field(default_factory=dict)
-    """Trials that are over, as the sampler knows them."""
+    """Trials that are over, as Optuna trials."""
     notes: dict[int, Mapping[str, Any]] = field(default_factory=dict)
-    """What a sampler that evolves has noted with each trial; see sampling.py."""
+    """Attributes that an evolving sampler has stored with each trial; see sampling.py."""
     points: Any = None
-    """What trials are given by their number, where the sampler goes by that."""
+    """Values by trial number, for samplers that use only the number."""
 
 
 @dataclass
 class State:
-    """What the journal comes to."""
+    """The state that the journal's lines add up to."""
 
     asked: list[Asked] = field(default_factory=list)
-    """By trial: the first is trial 0."""
+    """One per trial, from trial 0."""
     ended: dict[tuple[int, int], Ended] = field(default_factory=dict)
     """By trial and rung."""
     promoted: set[tuple[int, int]] = field(default_factory=set)
@@ -127,13 +127,13 @@ class State:
     _last: dict[int, Ended] = field(default_factory=dict)
 
     def take(self, entry: Entry) -> None:
-        """One more line; ValueError when it cannot be the next."""
+        """Apply one more line; ValueError if it cannot be the next."""
         self.known.ready = None
         if isinstance(entry, Asked):
             if entry.trial != len(self.asked):
-                raise ValueError(f"trial {entry.trial} where {len(self.asked)} is next")
+                raise ValueError(f"trial {entry.trial}, but the next is {len(self.asked)}")
             if entry.fork is not None and not 0 <= entry.fork.donor < entry.trial:
-                raise ValueError(f"a fork of trial {entry.fork.donor}, which is not before it")
+                raise ValueError(f"a fork of trial {entry.fork.donor}, which does not precede it")
             self.asked.append(entry)
             return
         if not 0 <= entry.trial < len(self.asked):
@@ -143,11 +143,11 @@ class State:
         else:
             for value in (entry.value, *entry.objectives):
                 if value is not None and not math.isfinite(value):
-                    raise ValueError(f"a value of {value}")
+                    raise ValueError(f"a value of {value}, which is not finite")
             self.ended[entry.trial, entry.rung] = self._last[entry.trial] = entry
 
     def last(self, trial: int) -> Ended | None:
-        """Where a trial stands; None before its first rung."""
+        """The latest result of a trial; None before its first rung."""
         return self._last.get(trial)
 
 
@@ -155,16 +155,16 @@ Look = Callable[[State, Entry], None]
 
 
 class Journal:
-    """The file, and the state it comes to."""
+    """The file and the state it adds up to."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self.state = read_journal(folder, mend=True)
 
     def write(self, entry: Entry) -> None:
-        """On disk when it returns."""
+        """Append a line; it is on disk when this returns."""
         said = asdict(entry)
-        few = ("fork", "limits", "objectives", "spent")  # what few trials have
+        few = ("fork", "limits", "objectives", "spent")  # left out where a trial has none
         said = {k: v for k, v in said.items() if k not in few or v not in (None, ())}
         line = json.dumps(said, allow_nan=False) + "\n"
         self.state.take(entry)
@@ -175,9 +175,9 @@ class Journal:
 
 
 def read_journal(folder: Path, *, mend: bool = False, before: Look | None = None) -> State:
-    """The state of a study; `mend`: cut off a last line that is not whole.
+    """Read the state of a study; `mend`: cut off an incomplete last line.
 
-    `before` sees every entry, and the state that it found.
+    `before` is called with every entry and the state before it.
     """
     path = folder / FILE
     try:
@@ -194,7 +194,9 @@ def read_journal(folder: Path, *, mend: bool = False, before: Look | None = None
             state.take(entry)
         except (ValueError, ValidationError) as error:
             reason = " ".join(str(error).split())[:200]
-            raise DamagedRun(f"{path}: line {number} is no entry of a study ({reason})") from None
+            raise DamagedRun(
+                f"{path}: line {number} is not an entry of a study ({reason})"
+            ) from None
     if mend and len(whole) < len(data):
         os.truncate(path, len(whole))
     return state

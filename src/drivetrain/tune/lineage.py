@@ -1,4 +1,4 @@
-"""The lineage of a population as a tree of plain text: who forked from whom, at which step."""
+"""The lineage of a population as a plain-text tree: the forks of each trial, and their steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from drivetrain.tune.space import short_key, short_value
 
 
 def tree(study: Study, state: State) -> list[str]:
-    """A line for each trial, forks under their donors."""
+    """One line per trial, forks under their donors."""
     best = decide.winner(study.settings, state)
     number = None if best is None else best.trial
     roots = [asked for asked in state.asked if asked.fork is None]
@@ -47,7 +47,7 @@ def _begin(state: State, asked: Asked) -> str:
 
 
 def _values(study: Study, state: State, asked: Asked) -> str:
-    """Its metric at each rung it has come to."""
+    """Its metric at each rung it has reached."""
     found = [state.ended.get((asked.trial, rung)) for rung in range(study.settings.num_rungs)]
     shown = [
         f"{each.step}: {each.value:.4g}" if each.value is not None else each.outcome

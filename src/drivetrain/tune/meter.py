@@ -1,4 +1,4 @@
-"""What a trial has taken, in the unit of the study's budget; read from its run's directory."""
+"""What a trial has spent, in the unit of the study's budget, from its run's directory."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _PRICE = "record.price_per_device_hour="
 
 @dataclass(frozen=True)
 class Meter:
-    """Of one study with a budget."""
+    """Measures what the trials of one study spend."""
 
     runner: Runner
     planner: Planner
 
     def spent(self, asked: Asked, rung: int) -> float:
-        """By a trial's run since it began; a fork's donor has its own account."""
+        """What a trial's run has spent since it started, without what a fork's donor spent."""
         settings = self.runner.study.settings
         unit = budget.parse(settings.budget).unit
         try:
             status = status_of(open_run(self.runner.record(asked.trial)), 0.0)
-        except DrivetrainError:  # it did not come so far as to have a directory
+        except DrivetrainError:  # it ended before it had a run directory
             return 0.0
         if unit == "flops":
             return self._flops(asked, rung, status)
@@ -40,15 +40,15 @@ class Meter:
     def _flops(self, asked: Asked, rung: int, status: RunStatus) -> float:
         prospect = self.planner.prospect(asked, self.runner.job(asked, rung))
         if prospect.flops_per_step is None:
-            rule = f"the planner cannot tell what a step takes ({prospect.unknown})"
+            rule = f"the planner cannot predict a step's FLOPs ({prospect.unknown})"
             budgeted = self.runner.study.settings.budget
-            raise ConfigError([Problem("--budget", rule, "a budget in h or USD", budgeted)])
+            raise ConfigError([Problem("--budget", rule, "use a budget in h or USD", budgeted)])
         begun_at = 0 if asked.fork is None else asked.fork.step
         return prospect.flops_per_step * max(0, status.step - begun_at)
 
 
 def price_per_device_hour(settings: Settings) -> float:
-    """As every trial is told it, or as the cluster that was named has it."""
+    """The price that the script's arguments set for every trial, or that of the named cluster."""
     for word in settings.script_args:
         if word.startswith(_PRICE):
             return float(word.removeprefix(_PRICE))
@@ -57,5 +57,5 @@ def price_per_device_hour(settings: Settings) -> float:
         if cluster.price_per_node_hour is not None:
             return cluster.price_per_node_hour / cluster.devices_per_node
     rule = "no price is known"
-    remedy = f"--cluster with an instance of the catalogue (p5.48xlarge:1), or {_PRICE}2.5"
+    remedy = f"give --cluster with an instance of the catalogue (p5.48xlarge:1), or {_PRICE}2.5"
     raise ConfigError([Problem("--budget", rule, remedy, settings.budget)])

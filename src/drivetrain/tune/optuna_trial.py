@@ -1,9 +1,9 @@
-"""run_trial: a trial of Optuna's own loop as a run of Drivetrain's.
+"""run_trial: a trial of Optuna's own loop as a Drivetrain run.
 
     study.optimize(lambda trial: run_trial(trial, "train.py", "space.yaml", rungs=(24, 48)), 20)
 
-Values are drawn once, here, before any rank exists, so all ranks have the same; so is every answer
-of the pruner's.
+Values are drawn once, here, before any rank starts, so all ranks have the same. The pruner is also
+asked here.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ def run_trial(
     study: str | Path | None = None,
     **settings: Any,
 ) -> float:
-    """Train `script` with values of the trial's; the metric at its last evaluation.
+    """Train `script` with the trial's values; return the metric at its last evaluation.
 
-    At each of `rungs` the run is saved, its value reported, and the trial's pruner asked: it goes
-    on from there to the bit, or is pruned. A trial that fails raises, so that Optuna counts it as
-    failed (`optimize(catch=(NonFiniteLoss, WorkerFailure))` goes on with the next). `study` is the
-    directory of the runs; `settings` are a study's: rungs, metric, processes_per_trial,
-    max_restarts.
+    At each of `rungs` the run is saved, its value reported, and the trial's pruner asked: the run
+    resumes from there bit for bit, or is pruned. A trial that fails raises, so that Optuna counts
+    it as failed (`optimize(catch=(NonFiniteLoss, WorkerFailure))` continues with the next).
+    `study` is the directory of the runs; `settings` are a study's: rungs, metric,
+    processes_per_trial, max_restarts.
     """
     optuna = require("optuna", extra="tune")
     given = space if isinstance(space, Space) else read_space(space)
     made = _settings(str(script), tuple(script_args), trial.number + 1, settings)
     values = suggested(given, trial)
     if not given.allows(values):
-        raise optuna.TrialPruned("the values break a constraint of the space")
+        raise optuna.TrialPruned("the values violate a constraint of the space")
     path = Path(study or f"studies/{trial.study.study_name}")
     runs = Study(path, made, given)
     runner = Runner(runs, target_type("local")(), local_job(runs))
@@ -75,19 +75,19 @@ def _settings(script: str, words: tuple[str, ...], num: int, said: Mapping[str, 
 
 
 def _refuse_anothers(runner: Runner, asked: Asked) -> None:
-    """Numbers begin at 0 in every study of Optuna's; a run with other values is not this trial."""
+    """Raise if the run has other values: every Optuna study numbers its trials from 0."""
     folder = runner.study.run_dir(asked.trial)
     made = submission.find(folder)
     rungs = range(runner.study.settings.num_rungs)
     if made is not None and made.job.script_args not in {
         runner.job(asked, rung).script_args for rung in rungs
     }:
-        rule = f"holds a trial {asked.trial} with other values"
-        raise ConfigError([Problem("study", rule, "give another directory", str(folder))])
+        rule = f"contains a trial {asked.trial} with different values"
+        raise ConfigError([Problem("study", rule, "use another directory", str(folder))])
 
 
 def _trained(runner: Runner, work: Work, asked: Asked) -> Ended:
-    """Up to the rung; resumed where it was interrupted."""
+    """Train up to the rung; resume if interrupted."""
     for resumed in range(MOST_RESUMES):
         status = runner.status(asked, work.rung)
         if status is None or resumed:

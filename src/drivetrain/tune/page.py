@@ -1,4 +1,4 @@
-"""A study as one page, in the look of a run's report: history, curves, parameters, trials."""
+"""A study as one HTML page in the style of a run's report: history, curves, parameters, trials."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from drivetrain.view.series import Scale, number_text, step_ticks, ticks, value_
 
 _WIDE = 8
 _FAINTEST = 2
-"""The first shades can hardly be told from the page."""
+"""Fainter shades are hardly visible on the page."""
 
 
 def study_page(study: Study, made_s: float, *, has_trials: bool = True) -> str:
-    """The whole study; without its table of trials: the charts alone."""
+    """Render the study; `has_trials=False` leaves out its table of trials."""
     settings, state = study.settings, read_journal(study.path)
     rows = rows_of(study)
     best = decide.best(settings, state)
@@ -70,12 +70,12 @@ def _shown(value: Scalar) -> str:
 
 def _verdict(study: Study, found: Sequence[Ended]) -> str:
     if not found:
-        return "No trial has come to a value yet."
+        return "No trial has a result yet."
     settings, best = study.settings, found[0]
     if settings.further:
         names = ", ".join(f"{each.metric} ({each.mode})" for each in settings.objectives)
         trials = "1 trial is" if len(found) == 1 else f"{len(found):,} trials are"
-        return f"Looked for {names}: {trials} on the Pareto front; no other is better in all."
+        return f"Objectives: {names}. {trials} on the Pareto front; no other is better in all."
     said = f"Trial {best.trial} is the best: {settings.metric} {best.value:.6g} after step "
     said += f"{best.step:,}."
     if settings.rungs:
@@ -92,7 +92,7 @@ def _figures(study: Study, rows: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def charts(study: Study, state: State) -> list[Drawing]:
-    """Those that have something to show."""
+    """The charts for which there is data."""
     settings = study.settings
     if not any(end.value is not None for end in state.ended.values()):
         return []
@@ -104,7 +104,7 @@ def charts(study: Study, state: State) -> list[Drawing]:
     if settings.rungs:
         drawn.append(Drawing("Rungs", f"{settings.metric} by step", _curves(study, state)))
     if len(results) > 1:
-        note = f"{settings.metric} {at}, {len(results)} trials; the darker the better"
+        note = f"{settings.metric} {at}, {len(results)} trials; darker is better"
         axes = [*_parameter_axes(study, state, results), _result_axis(settings.metric, results)]
         drawn.append(Drawing("Parameters", note, _parallel(axes, results, _by_place(results))))
     found = importance.of(study, state, rung)
@@ -115,7 +115,7 @@ def charts(study: Study, state: State) -> list[Drawing]:
 
 
 def _charts_of_several(study: Study, state: State) -> list[Drawing]:
-    """The front for each pair of objectives; then each objective by itself."""
+    """The front for each pair of objectives, then charts of each single objective."""
     settings, views = study.settings, pareto.views(study, state)
     done = [end for end in state.ended.values() if end.value is not None]
     valued = [[e for e in alone.ended.values() if e.value is not None] for _, alone in views]
@@ -151,7 +151,7 @@ def _parameters_of_several(
 
 
 def common_rung(study: Study, state: State) -> tuple[int, list[Ended]]:
-    """The rung that most trials have a value at: there they compare."""
+    """The rung at which most trials have a value, and their results there, the best first."""
     by_rung: dict[int, list[Ended]] = {}
     for (_, rung), end in state.ended.items():
         by_rung.setdefault(rung, []).append(end)
@@ -161,7 +161,7 @@ def common_rung(study: Study, state: State) -> tuple[int, list[Ended]]:
 
 
 def _scale(ends: Sequence[Ended]) -> Scale:
-    """By powers of ten sooner than a curve of one run: a few bad trials would hide the others."""
+    """Logarithmic earlier than for the curve of one run: a few bad trials would hide the others."""
     values = np.array([end.value for end in ends], dtype=float)
     low, high = float(values.min()), float(values.max())
     if low > 0 and high / low > _WIDE:
@@ -170,7 +170,7 @@ def _scale(ends: Sequence[Ended]) -> Scale:
     return value_scale(values)
 
 
-# History: each trial where it has come to, and the best of those that have come furthest.
+# History: the last value of each trial, and the best so far of those that trained furthest.
 
 
 def _history(study: Study, state: State) -> Markup:
@@ -191,7 +191,7 @@ def _history(study: Study, state: State) -> Markup:
         [Tick(y.place(at), number_text(at)) for at in ticks(y, 4)],
         height_px=240,
     )
-    words = [("line-1", "came furthest"), ("line-2", "best of them so far")]
+    words = [("line-1", "trained furthest"), ("line-2", "best of them so far")]
     if any(end.rung < furthest for end in valued):
         words.insert(1, ("line-1 pale", "ended earlier"))
     return legend(words) + framed(Markup("").join(drawing), frame)
@@ -225,7 +225,7 @@ def _best_so_far(study: Study, ends: Sequence[Ended], x: Scale, y: Scale) -> Mar
 
 
 def _curves(study: Study, state: State) -> Markup:
-    """Each trial's value at its rungs; the winner's over the others'."""
+    """Each trial's value at its rungs; the winner's curve is on top."""
     by_trial: dict[int, list[Ended]] = {}
     for (trial, _), end in sorted(state.ended.items()):
         if end.value is not None:
@@ -260,14 +260,14 @@ def _dots_at(points: Sequence[str], css: str) -> Markup:
     return Markup('<path class="dot {}" d="{}"/>').format(css, data)
 
 
-# Parallel coordinates: an axis for each parameter and one for the result, a line for each trial.
+# Parallel coordinates: an axis for each parameter and one for each result, a line for each trial.
 
 
 @dataclass(frozen=True)
 class _Axis:
     name: str
     places: Mapping[int, float]
-    """Where each trial crosses it, from 0 to 1; those without the parameter are not in it."""
+    """Where each trial crosses the axis, from 0 to 1; trials without the parameter are missing."""
     marks: Sequence[tuple[float, str]]
 
 
@@ -277,7 +277,7 @@ def _parameter_axes(study: Study, state: State, results: Sequence[Ended]) -> lis
 
 
 def _by_place(results: Sequence[Ended]) -> dict[int, int]:
-    """Of trials in their order, the best in front: the better the darker."""
+    """Shade of each trial of a best-first list: better is darker."""
     worst = max(1, len(results) - 1)
     return {
         end.trial: NUM_SHADES - 1 - round((NUM_SHADES - 1 - _FAINTEST) * place / worst)
@@ -347,7 +347,7 @@ def _crossing(axes: Sequence[_Axis], end: Ended, gap: float, shade: int) -> Mark
 
 
 def _bars(found: Mapping[str, float]) -> Markup:
-    """One a parameter, the most important on top."""
+    """One bar per parameter, the most important on top."""
     rows = Markup("").join(
         Markup(
             '<div class="bar"><span class="mono">{}</span><svg viewBox="0 0 1000 1000" '

@@ -1,4 +1,4 @@
-"""Several objectives: the results that no other is better than in all of them. Pure."""
+"""Several objectives: the results that no other dominates. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from drivetrain.tune.settings import Settings, Study
 
 
 def front(settings: Settings, results: Iterable[Ended]) -> list[Ended]:
-    """Those that none dominates, by the first objective and then by number; equals are all in."""
+    """The results that none dominates, by first objective, then by trial; equal ones all count."""
     done = [each for each in results if each.outcome == "done"]
     found: list[tuple[tuple[float, ...], Ended]] = []
-    # whoever dominates comes first in this order, so each is held against the front alone
+    # a dominating result comes first in this order, so each is compared with the front only
     for place, _, end in sorted((_place(settings, each), each.trial, each) for each in done):
         if not any(_dominates(other, place) for other, _ in found):
             found.append((place, end))
@@ -21,14 +21,14 @@ def front(settings: Settings, results: Iterable[Ended]) -> list[Ended]:
 
 
 def values_of(settings: Settings, end: Ended) -> tuple[float, ...]:
-    """By objective; empty where it came to no value."""
+    """One value per objective; empty if the trial has none."""
     if end.value is None:
         return ()
     return end.objectives if settings.further else (end.value,)
 
 
 def views(study: Study, state: State) -> list[tuple[Study, State]]:
-    """The same study by each of its objectives alone, for charts of one."""
+    """The study as one study per objective, for charts of a single objective."""
     settings = study.settings
     if not settings.further:
         return [(study, state)]
@@ -46,7 +46,7 @@ def views(study: Study, state: State) -> list[tuple[Study, State]]:
 
 
 def _place(settings: Settings, end: Ended) -> tuple[float, ...]:
-    """Smaller is better, in each."""
+    """The values with signs such that smaller is better."""
     pairs = zip(settings.objectives, values_of(settings, end), strict=True)
     return tuple(value if each.mode == "min" else -value for each, value in pairs)
 

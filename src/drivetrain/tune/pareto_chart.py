@@ -19,7 +19,7 @@ class Across:
     """One of the two axes."""
 
     index: int
-    """Of the study's objectives."""
+    """Index among the study's objectives."""
     objective: Objective
     scale: Scale
 
@@ -28,12 +28,12 @@ class Across:
 
 
 def drawn(settings: Settings, ends: Sequence[Ended], x: Across, y: Across) -> Markup:
-    """Each trial a dot, those of the front on top of the others."""
+    """Draw each trial as a dot, those of the front on top."""
     front = pareto.front(settings, ends)
     on_front = {end.trial for end in front}
     others = [end for end in ends if end.trial not in on_front]
     drawing = [_dots(settings, others, x, y, "line-1 faint")]
-    if len(settings.objectives) == 2:  # of three, the front has no line in a plane
+    if len(settings.objectives) == 2:  # the front of three is no line in a plane
         drawing.append(_steps(settings, front, x, y))
     drawing.append(_dots(settings, front, x, y, "line-2"))
     frame = ChartFrame(
@@ -43,7 +43,7 @@ def drawn(settings: Settings, ends: Sequence[Ended], x: Across, y: Across) -> Ma
         height_px=300,
     )
     words = [("line-2", "on the Pareto front")]
-    words += [("line-1 pale", "worse than one of them in all")] if others else []
+    words += [("line-1 pale", "dominated by one of them")] if others else []
     return legend(words) + framed(Markup("").join(drawing), frame)
 
 
@@ -65,7 +65,7 @@ def _dots(settings: Settings, ends: Sequence[Ended], x: Across, y: Across, css: 
 
 
 def _steps(settings: Settings, front: Sequence[Ended], x: Across, y: Across) -> Markup:
-    """What is above and beyond the line is worse than a trial of the front in both."""
+    """The front as a step line; a trial of the front dominates everything beyond it."""
     points = sorted((x.of(settings, end), y.of(settings, end)) for end in front)
     if x.objective.mode == "max":
         points.reverse()

@@ -1,18 +1,18 @@
-"""PB2: a fork's numbers by a Gaussian process instead of by chance. Pure: what it draws is a hash.
+"""PB2: a fork's numbers from a Gaussian process instead of at random. Pure: its draws are hashes.
 
 Population Based Bandits (Parker-Holder et al., 2020). What a member gains from one rung to the next
 is a function of its values that changes with time. A fork gets the values whose gain has the
-highest upper confidence bound in the coming interval. Members that already go on to the next rung
-count as looked at there, so that forks of one rung differ: the variance of a Gaussian process does
-not depend on what they will find.
+highest upper confidence bound in the coming interval. Members that already continue to the next
+rung count as observed there, so that forks of one rung differ: the variance of a Gaussian process
+does not depend on the observed values.
 
-Gains enter by their rank within the interval (as normal scores). Early ones are larger than late
+Gains enter by their rank within the interval (as normal scores). Early gains are larger than late
 ones by orders of magnitude, one member that diverges would make all others look the same, and the
-loss before the first step, which nobody has evaluated, was the same for all. Beside the values
-stands how good the member was when the interval began, for the worst have most to gain.
+loss before the first step, which is not evaluated, is the same for all. The points also contain how
+good the member was when the interval began, since the worst have most to gain.
 
-The result is one of a set of candidates, not where an optimizer stopped: rounding can only decide
-between two that are as good.
+The result is one of a set of candidates, not where an optimizer stopped, so rounding can only
+decide between two that are equally good.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from drivetrain.tune.settings import Settings, Study
 from drivetrain.tune.space import Scalar, Space
 
 _MOST = 256
-"""Results that the model is fitted to, the newest; what it costs grows with their third power."""
+"""Newest results that the model is fitted to; the cost grows with the third power of this."""
 _NUM_CANDIDATES = 512
 _WIDTHS = (1.0, 0.25, 0.0625)
-"""Candidates are drawn from the whole space, then ever nearer to the best so far."""
+"""Candidates are drawn from the whole space, then closer and closer to the best so far."""
 
 
 def explored(
@@ -46,7 +46,7 @@ def explored(
     perturbed: Mapping[str, Scalar],
     draw: str,
 ) -> dict[str, Scalar]:
-    """The values of a fork from `rung`: the perturbed ones, with numbers of its own choice.
+    """The values of a fork from `rung`: the perturbed ones, with numbers chosen by the model.
 
     `going_on` are the trials that train to the next rung, as far as they are known.
     """
@@ -57,8 +57,8 @@ def explored(
     ]
     looked_at = np.array([*points.tolist(), *pending])
     kernel = gaussian_process.fitted(points, gains)
-    # the constants of the authors' code, times the deviation as in GP-UCB (theirs: the variance);
-    # the 1 keeps it above 0 for a single result
+    # the constants of the authors' code, times the deviation as in GP-UCB (their code: the
+    # variance); the 1 keeps it above 0 for a single result
     width = math.sqrt(0.2 * math.log(1 + 0.4 * len(gains)))
     begins = [rung + 1, _share(study.settings, state, state.ended[donor, rung])]
 
@@ -73,7 +73,7 @@ def explored(
 def _same_line(
     state: State, rung: int, going_on: Sequence[int], donor: int
 ) -> list[Mapping[str, Scalar]]:
-    """Values that go on from the donor already: once more, they would be the same run again."""
+    """Values that already continue from the donor; another fork with them would be the same run."""
     asked = [state.asked[trial] for trial in going_on]
     return [
         each.values
@@ -85,8 +85,8 @@ def _same_line(
 def observed(study: Study, state: State, last: int) -> tuple[Array, Array]:
     """Points and gains of all intervals up to a rung, in the order of (rung, trial).
 
-    A loss that is no longer a number is the least gain. What has failed otherwise, or was too
-    large to begin, says nothing of its values, and is left out.
+    A NaN or infinite loss is the lowest gain. Trials that failed otherwise, or were too large to
+    start, give no information about their values, and are left out.
     """
     points, gains = [], []
     for rung in range(last + 1):
@@ -110,7 +110,7 @@ def best_of(
     draw: str,
     taken: Sequence[Mapping[str, Scalar]] = (),
 ) -> dict[str, Scalar]:
-    """The candidate with the highest bound; where none is allowed, `values` as they are."""
+    """The candidate with the highest bound; `values` unchanged if none is allowed."""
     ranges = space.numbers
     best, middle, highest = dict(values), [0.5] * len(ranges), -math.inf
     chance = chances(f"{draw}/pb2")
@@ -141,7 +141,7 @@ def _places(study: Study, state: State, trial: int) -> list[float]:
 
 
 def _before(state: State, trial: int, rung: int) -> Ended | None:
-    """What a trial began an interval with: its own result, or its donor's; none at the start."""
+    """The result a trial began an interval with: its own or its donor's; None at the start."""
     fork = state.asked[trial].fork
     whose = fork.donor if fork is not None and fork.rung == rung - 1 else trial
     return state.ended.get((whose, rung - 1))
@@ -161,7 +161,7 @@ def _standing(settings: Settings, state: State, trial: int, rung: int) -> float:
 
 
 def _share(settings: Settings, state: State, end: Ended) -> float:
-    """How good a result is among those at its rung: near 0 the worst, near 1 the best."""
+    """Rank of a result among those at its rung: near 0 the worst, near 1 the best."""
     sign = -1.0 if settings.mode == "min" else 1.0
     values = [
         sign * each.value
@@ -172,6 +172,6 @@ def _share(settings: Settings, state: State, end: Ended) -> float:
 
 
 def _rank(value: float, among: Sequence[float]) -> float:
-    """The part of them that is below; equals share their places."""
+    """Fraction of `among` that is below `value`; ties count half."""
     below, equal = sum(each < value for each in among), sum(each == value for each in among)
     return (below + equal / 2) / len(among)

@@ -1,7 +1,7 @@
-"""Perturb: the values a fork goes on with, from its donor's. Pure: what it draws is a hash.
+"""Perturb: a fork's values, from its donor's. Pure: its draws are hashes.
 
-Only keys that a run can take up in the middle are searched by a population. All others would make
-another model, another layout or another order of samples, and the donor's state would not fit.
+A population searches only keys that a run can change on resume. All others would mean a different
+model, layout or order of samples, and the donor's state would not fit.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ MUTABLE = frozenset(
         "max_grad_norm",
     )
 )
-"""What a resume takes from the config, once the change is accepted, and not from the checkpoint."""
+"""Keys that a resume takes from the config, once the change is accepted, not the checkpoint."""
 
 _MEANS = {
-    "optimization.optimizer": "the optimizer's state would be another's",
-    "model": "the donor's weights would be another model's",
-    "precision": "the donor's numbers would have another format",
+    "optimization.optimizer": "the donor's optimizer state would not fit",
+    "model": "the donor's weights would not fit",
+    "precision": "the donor's numbers would have a different format",
     "parallel": "it decides the layout, not what is learned",
     "memory": "it decides the layout, not what is learned",
     "communication": "it decides the layout, not what is learned",
@@ -50,8 +50,8 @@ _MOST_TRIES = 100
 
 
 def key_problems(space: Space) -> list[Problem]:
-    """Keys that a population cannot search, and why."""
-    remedy = "give it to all members, after the flags; searched may be " + ", ".join(
+    """Problems for keys that a population cannot search."""
+    remedy = "set it for all members, after the flags; a population can search " + ", ".join(
         sorted(key.partition(".")[2] for key in MUTABLE)
     )
     return [
@@ -63,25 +63,25 @@ def key_problems(space: Space) -> list[Problem]:
 
 def _meaning(key: str) -> str:
     found = _MEANS.get(key) or _MEANS.get(key.partition(".")[0])
-    return found or "a resume does not take it up, or nothing is learned by it"
+    return found or "a resume does not apply it, or it does not affect what is learned"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How far from the donor's values, and how often anew."""
+    """How values are perturbed, and how often they are redrawn."""
 
     factors: tuple[float, float] = (0.8, 1.2)
-    """One of the two; a number is multiplied by it, a choice goes one place down or up."""
+    """A number is multiplied by one of the two; a choice moves one place down or up."""
     resample: float = 0.25
-    """How likely a value is drawn anew from its range instead."""
+    """Probability that a value is drawn from its range instead."""
 
 
 def perturbed(
     space: Space, values: Mapping[str, Scalar], rule: Rule, draw: str
 ) -> dict[str, Scalar]:
-    """From a donor's values; the same for the same `draw`, on any machine.
+    """Perturb a donor's values; the same for the same `draw`, on any machine.
 
-    Those that break a constraint are drawn again; a hundred times, and they are the donor's.
+    Values that violate a constraint are redrawn; after a hundred tries they are the donor's.
     """
     for attempt in range(_MOST_TRIES):
         chance = chances(f"{draw}/{attempt}")
@@ -95,12 +95,12 @@ def perturbed(
 
 
 def chosen(number: int, draw: str) -> int:
-    """One of so many."""
+    """A random index below `number`."""
     return int(next(chances(draw)) * number)
 
 
 def chances(draw: str) -> Iterator[float]:
-    """Numbers from 0 up to 1, by a hash: Python's own generators may change between releases."""
+    """Numbers in [0, 1), from hashes: Python's generators may change between releases."""
     count = 0
     while True:
         digest = hashlib.sha256(f"{draw}/{count}".encode()).digest()
@@ -109,14 +109,14 @@ def chances(draw: str) -> Iterator[float]:
 
 
 def _changed(parameter: Parameter, value: Scalar, rule: Rule, chance: Iterator[float]) -> Scalar:
-    # all three are taken, whatever becomes of them, so that keys do not depend on each other
+    # always draw all three, even if unused, so that keys do not depend on each other
     anew, side, place = next(chance), next(chance), next(chance)
     is_up = side >= 0.5
     if isinstance(parameter, Choice):
         if anew < rule.resample or value not in parameter.values:
             return parameter.values[int(place * len(parameter.values))]
         return _neighbour(parameter.values, parameter.values.index(value), is_up=is_up)
-    # nothing becomes of 0 when it is multiplied
+    # a multiple of 0 is 0, so it is redrawn
     if anew < rule.resample or not isinstance(value, int | float) or value == 0:
         return at_place(parameter, place)
     wanted = value * rule.factors[is_up]
@@ -128,22 +128,22 @@ def _changed(parameter: Parameter, value: Scalar, rule: Rule, chance: Iterator[f
 def _neighbour(values: tuple[Scalar, ...], index: int, *, is_up: bool) -> Scalar:
     other = index + (1 if is_up else -1)
     if not 0 <= other < len(values):
-        other = 2 * index - other  # from an end there is one way only
+        other = 2 * index - other  # at an end there is only one direction
     return values[min(max(other, 0), len(values) - 1)]
 
 
 def at_place(parameter: Float | Int, place: float) -> Scalar:
-    """From 0, the range's beginning, to 1, its end: each part of the range is as wide."""
+    """The value at a place from 0 (low) to 1 (high); logarithmic if the parameter is."""
     low, high = parameter.low, parameter.high
     if parameter.log:
         return _on_grid(parameter, math.exp(math.log(low) + place * math.log(high / low)))
-    # of whole numbers each is as likely: the last one has a place of its own
+    # integers are equally likely: the last one needs its own part of the range
     width = parameter.step if isinstance(parameter, Int) else 0
     return _on_grid(parameter, low + place * (high - low + width), down=bool(width))
 
 
 def place_of(parameter: Float | Int, value: Scalar) -> float:
-    """Where in its range a value is, from 0 to 1."""
+    """The place of a value in its range, from 0 to 1."""
     low, high = parameter.low, parameter.high
     if not isinstance(value, int | float) or low == high:
         return 0.5
@@ -153,7 +153,7 @@ def place_of(parameter: Float | Int, value: Scalar) -> float:
 
 
 def _on_grid(parameter: Float | Int, wanted: float, *, down: bool = False) -> Scalar:
-    """The nearest value that the range has (`down`: the next below)."""
+    """The nearest value in the range's steps (`down`: the next lower)."""
     low, high, step = parameter.low, parameter.high, parameter.step
     wanted = min(max(wanted, low), high)
     if step is not None:

@@ -1,8 +1,8 @@
-"""Places: what each of the trials that run at a time has for itself.
+"""Places: the devices or machines of each of the trials that run at the same time.
 
-Slurm, Ray and Kubernetes share out what they have. Nobody does that for this machine's devices and
-for the machines of a hosts file: there each trial is given its own. Its job.json says which, so
-that the next driver knows what a trial that it adopts has.
+Slurm, Ray and Kubernetes allocate resources themselves. For this machine's devices and the machines
+of a hosts file, each trial is assigned its own here. Its job.json records which, so that the next
+driver knows what an adopted trial uses.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ HOSTS = "hosts"
 
 
 class Places(Protocol):
-    """Where a trial may run, beside others."""
+    """Assigns places to trials that run at the same time."""
 
     def free(self, running: Sequence[Submission]) -> Place | None:
-        """A place that none of these has any of."""
+        """A place that none of these uses; None if there is none."""
         ...
 
     def placed(self, place: Place, target: Target, job: Job) -> tuple[Target, Job]:
-        """The same job there; its job.json will say so. Its directory exists."""
+        """The same target and job at that place; the job's directory exists."""
         ...
 
 
 class Anywhere:
-    """A scheduler sees to it, or there is nothing to share out."""
+    """A scheduler allocates resources, or there is nothing to allocate."""
 
     def free(self, running: Sequence[Submission]) -> Place | None:  # noqa: ARG002
         return ()
@@ -50,7 +50,7 @@ class Anywhere:
 
 @dataclass(frozen=True)
 class OwnDevices:
-    """Devices of this machine, by the variable that lets a process see no others."""
+    """Devices of this machine, assigned by the variable that hides all others from a process."""
 
     variable: str
     devices: Place
@@ -66,14 +66,14 @@ class OwnDevices:
         return target, dataclasses.replace(job, environment=shown)
 
     def _of(self, job: Job) -> Place:
-        """A trial that was started alone was told nothing, and takes the first."""
+        """A trial started alone has no variable set, and uses the first devices."""
         told = dict(job.environment).get(self.variable)
         return self.devices[: job.processes_per_node] if told is None else tuple(told.split(","))
 
 
 @dataclass(frozen=True)
 class OwnMachines:
-    """Machines of a hosts file, whole ones. A trial's are in a hosts file in its directory."""
+    """Whole machines of a hosts file. A trial gets its own hosts file in its directory."""
 
     target: SshHosts
     machines: tuple[SshMachine, ...]
@@ -90,7 +90,7 @@ class OwnMachines:
 
 
 def places_for(target: Target, job: Job, num_parallel: int) -> Places:
-    """For trials like this job; ConfigError when so many cannot run at a time."""
+    """Places for trials like this job; ConfigError if so many cannot run at a time."""
     if num_parallel == 1:
         return Anywhere()
     if isinstance(target, SshHosts):
@@ -105,11 +105,11 @@ def places_for(target: Target, job: Job, num_parallel: int) -> Places:
     if count == 0:
         return Anywhere()
     if variable is None:
-        rule = "how to give each its own devices is not known for this kind of device"
-        remedy = "--parallel-trials 1, with as many ranks as there are devices"
+        rule = "this kind of device cannot be divided between trials"
+        remedy = "use --parallel-trials 1, with as many ranks as there are devices"
         raise ConfigError([Problem("--parallel-trials", rule, remedy, num_parallel)])
     _refuse_too_many(num_parallel, job.processes_per_node, count, "devices of this machine")
-    # those that this process may see, by the names that it was told
+    # those that this process may see, by the names in its environment
     told = [name.strip() for name in os.environ.get(variable, "").split(",") if name.strip()]
     devices = tuple(told or map(str, range(count)))[:count]
     return OwnDevices(variable, devices, job.processes_per_node)
@@ -120,12 +120,12 @@ def _refuse_too_many(num_parallel: int, each: int, there: int, what: str) -> Non
         return
     rule = f"trials of {each} each do not fit on the {there} {what}"
     fitting = there // each
-    remedy = f"--parallel-trials {fitting}" if fitting else "smaller trials"
+    remedy = f"use --parallel-trials {fitting}" if fitting else "use smaller trials"
     raise ConfigError([Problem("--parallel-trials", rule, remedy, num_parallel)])
 
 
 def _first_free(names: Sequence[str], count: int, taken: set[str]) -> Place | None:
-    """Neighbours, counted from the first: devices that share a switch mostly have such numbers."""
+    """The first free block of neighbors: devices that share a switch usually have such numbers."""
     for first in range(0, len(names) - count + 1, count):
         place = tuple(names[first : first + count])
         if taken.isdisjoint(place):

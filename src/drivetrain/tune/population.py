@@ -1,10 +1,10 @@
 """A population: members train to a rung; there the worst are replaced by forks of the best. Pure.
 
-Member *m* is a place, held by trial *m* at first. At a rung all members are waited for. The worst
-of them, and all that have failed, are left there, and each place goes to a new trial: a fork of one
-of the best, from its checkpoint at that rung, with values near its own, or those that `pb2` finds.
-Who forks from whom is a hash of (seed, rung, member), and forks are numbered in the order of their
-places. So nothing depends on who was first.
+Member *m* is a place, held by trial *m* at first. A rung is judged once all members have reached
+it. The worst of them, and all that have failed, end there, and each place goes to a new trial: a
+fork of one of the best, from its checkpoint at that rung, with values near its own, or those that
+`pb2` finds. A fork's donor is a hash of (seed, rung, member), and forks are numbered in the order
+of their places. So nothing depends on which member was first.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from drivetrain.tune.space import Scalar
 
 @dataclass(frozen=True)
 class Due:
-    """A fork that is to be made."""
+    """A fork to make."""
 
     trial: int
-    """The number it gets."""
+    """Number of the new trial."""
     member: int
     donor: int
     rung: int
-    """At which both were; the fork trains to the one after."""
+    """The rung it forks from; it trains to the next one."""
     step: int
     values: Mapping[str, Scalar]
 
@@ -35,15 +35,15 @@ class Due:
 def ready(settings: Settings, state: State) -> list[tuple[int, int]]:
     """Trials that can train now, each with the rung it trains to.
 
-    Nothing goes on from a rung before all forks from there are written down: whose checkpoint one
-    of them begins with must rest until then.
+    Nothing continues from a rung before all forks from it are in the journal: until then their
+    donors must wait, to keep their checkpoints.
     """
     *_, (rung, holders) = _rungs(settings, state)
     return [(trial, rung) for trial in sorted(holders) if (trial, rung) not in state.ended]
 
 
 def is_left(settings: Settings, state: State, trial: int, rung: int) -> bool:
-    """Whether a trial that has come to a rung stays there."""
+    """Whether a trial that has reached a rung ends there."""
     place = _place(state, trial)
     if (rung, place) in _forks(state):
         return True
@@ -51,12 +51,12 @@ def is_left(settings: Settings, state: State, trial: int, rung: int) -> bool:
     if last > rung:
         return False
     replaced = _replaced(settings, state, holders, rung)
-    # where no member has a value there is nobody to fork from, and no end but this
+    # if no member has a value there is none to fork from, and the population ends
     return replaced is not None and (place in replaced or len(replaced) == len(holders))
 
 
 def next_fork(study: Study, state: State) -> Due | None:
-    """The fork that is to be made now; None when none is."""
+    """The next fork to make; None if none is due."""
     settings, forks = study.settings, _forks(state)
     *_, (rung, holders) = _rungs(settings, state)
     if rung == settings.num_rungs - 1:
@@ -68,7 +68,7 @@ def next_fork(study: Study, state: State) -> Due | None:
 
 
 def _rungs(settings: Settings, state: State) -> Iterator[tuple[int, list[int]]]:
-    """As far as it is settled: each rung, and by place the trial that trains to it."""
+    """Each rung that is settled so far, with the trials that train to it, by place."""
     holders = list(range(min(settings.population, len(state.asked))))
     forks = _forks(state)
     for rung in range(settings.num_rungs):
@@ -100,7 +100,7 @@ def _fork(study: Study, state: State, holders: list[int], rung: int, place: int)
 
 
 def _going_on(settings: Settings, state: State, holders: list[int], rung: int) -> list[int]:
-    """By place, trials that train to the next rung, as far as forks are made."""
+    """Trials that train to the next rung, by place, as far as forks are made."""
     replaced, forks = _replaced(settings, state, holders, rung) or [], _forks(state)
     found = [
         forks.get((rung, place)) if place in replaced else trial
@@ -115,7 +115,7 @@ def _place(state: State, trial: int) -> int:
 
 
 def _forks(state: State) -> dict[tuple[int, int], int]:
-    """By rung and place: the trial that was forked there."""
+    """(rung, place) → the trial that was forked there."""
     return {
         (asked.fork.rung, asked.fork.member): asked.trial
         for asked in state.asked
@@ -124,7 +124,7 @@ def _forks(state: State) -> dict[tuple[int, int], int]:
 
 
 def _ranked(settings: Settings, state: State, holders: list[int], rung: int) -> list[Ended] | None:
-    """The best in front, the failed behind all others; None before all have come to the rung."""
+    """Results at a rung, best first and failed last; None before all have reached it."""
     found = [state.ended.get((trial, rung)) for trial in holders]
     results = [each for each in found if each is not None]
     if len(results) < settings.population:
@@ -138,7 +138,7 @@ def _ranked(settings: Settings, state: State, holders: list[int], rung: int) -> 
 
 
 def _replaced(settings: Settings, state: State, holders: list[int], rung: int) -> list[int] | None:
-    """Places whose trials are left at a rung; None before that can be known."""
+    """Places whose trials end at a rung; None before all have reached it."""
     ranked = _ranked(settings, state, holders, rung)
     if ranked is None:
         return None

@@ -1,7 +1,7 @@
-"""Replay: a trial of a study once more, from the root of its line, in a run of its own.
+"""Replay: trains a trial of a study again from the root of its lineage, in a separate run.
 
-Where the line has forks, the replayed run stops, and the same run goes on with the values of the
-next trial. No checkpoint of the study's is used. It must end with the bits that the study has.
+Where the lineage has a fork, the replayed run stops and resumes with the values of the next trial.
+It uses no checkpoint of the study, and must end with the same bits as the study's trial.
 """
 
 from __future__ import annotations
@@ -26,41 +26,42 @@ from drivetrain.tune.space import Scalar
 
 FOLDER = "replays"
 _TENSORS = ("model.", "optimizer.", "ema.", "rank.")
-"""All that makes the next step; a trial that paused may have been evaluated more often."""
+"""All state that the next step depends on; evaluation state is left out, since a trial that paused
+may have been evaluated more often."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a line: one trial's values, up to a step."""
+    """A part of a lineage: one trial's values, up to a step."""
 
     trial: int
     values: Mapping[str, Scalar]
     stop_at: int | None
-    """None: the run's own end."""
+    """None: the end of the run."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What came of it."""
+    """The result of a replay."""
 
     segments: tuple[Segment, ...]
     step: int
     study_sha256: str
-    """Of the weights."""
+    """Digest of the weights."""
     replay_sha256: str
     num_identical: int
-    """Tensors: weights, and the optimizer's and each rank's state."""
+    """Number of equal tensors: weights, and the optimizer's and each rank's state."""
     differences: tuple[Difference, ...]
     folder: Path
 
     @property
     def is_same(self) -> bool:
-        """To the bit."""
+        """Whether all compared tensors are equal bit for bit."""
         return not self.differences and self.study_sha256 == self.replay_sha256
 
 
 def line(state: State, trial: int) -> list[int]:
-    """From the root to a trial, each the donor of the next."""
+    """The trials from the root to a trial, each the donor of the next."""
     found = [trial]
     while (fork := state.asked[found[0]].fork) is not None:
         found.insert(0, fork.donor)
@@ -68,7 +69,7 @@ def line(state: State, trial: int) -> list[int]:
 
 
 def segments(study: Study, state: State, trial: int) -> tuple[Segment, ...]:
-    """What is trained one after the other to come where a trial has come."""
+    """The segments to train, one after the other, to get where a trial has got."""
     last = _last_done(state, trial)
     trials = line(state, trial)
     forks = [state.asked[each].fork for each in trials[1:]]
@@ -84,13 +85,15 @@ def segments(study: Study, state: State, trial: int) -> tuple[Segment, ...]:
 def _last_done(state: State, trial: int) -> Ended:
     last = state.last(trial)
     if last is None or last.outcome != "done":
-        rule = "has not come to a rung" if last is None else f"is {last.outcome.replace('_', ' ')}"
-        raise ConfigError([Problem("--trial", rule, "one that is done, or left at a rung", trial)])
+        rule = "has not reached a rung" if last is None else f"is {last.outcome.replace('_', ' ')}"
+        raise ConfigError(
+            [Problem("--trial", rule, "name one that is done, or left at a rung", trial)]
+        )
     return last
 
 
 def replay(study: Study, state: State, trial: int) -> Replay:
-    """Train it once more on this machine, and compare; what is not the same is kept to look at."""
+    """Train it again on this machine, and compare; the run is kept if it differs."""
     parts = segments(study, state, trial)
     step = _last_done(state, trial).step
     folder = study.path / FOLDER / f"{trial:05d}"

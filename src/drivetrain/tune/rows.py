@@ -1,4 +1,4 @@
-"""A study as rows, one a trial: what is listed, shown and exported. From its directory alone."""
+"""A study as rows, one per trial, for lists and exports; read from its directory alone."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ class Row:
     step: int
     value: float | None
     objectives: Mapping[str, float]
-    """By name; the first is `value`."""
+    """Values by name; the first is `value`."""
     values: Mapping[str, Scalar]
     reason: str
     is_best: bool
-    """Or on the Pareto front."""
+    """Whether it is the best, or on the Pareto front."""
     run_dir: str
     fork: Fork | None
-    """Of a population: whose checkpoint it begins with; none of those at the roots."""
+    """The donor's checkpoint it starts from; None unless it is a fork."""
 
 
 def rows_of(study: Study, state: State | None = None) -> list[Row]:
-    """Every trial that was asked for."""
+    """One row per trial of the journal."""
     state = read_journal(study.path) if state is None else state
     best = {each.trial for each in decide.best(study.settings, state)}
     return [_row(study, state, trial, trial in best) for trial in range(len(state.asked))]
 
 
 def best_first(study: Study, rows: Iterable[Row]) -> list[Row]:
-    """Those that came furthest in front; of several objectives, the Pareto front."""
+    """Sort rows: trained furthest first, then best first; of several objectives: front first."""
     sign = 1 if study.settings.mode == "min" else -1
     has_front = bool(study.settings.further)
 
@@ -56,7 +56,7 @@ def best_first(study: Study, rows: Iterable[Row]) -> list[Row]:
 
 
 def on_front(study: Study, rows: Iterable[Row]) -> str:
-    """Of several objectives: how many, and from where to where."""
+    """Summary of the Pareto front: number of trials and range of each objective."""
     found = [row.objectives for row in rows if row.is_best]
     ranges = [
         f"{name} {min(each[name] for each in found):.4g} to {max(each[name] for each in found):.4g}"
@@ -96,12 +96,12 @@ def _state(study: Study, state: State, trial: int) -> str:
 
 
 def as_json(rows: list[Row]) -> str:
-    """One object a trial."""
+    """One object per trial."""
     return json.dumps([asdict(row) for row in rows], indent=2) + "\n"
 
 
 def as_csv(rows: list[Row]) -> str:
-    """A column for every parameter."""
+    """One line per trial, one column per parameter."""
     keys = list(dict.fromkeys(key for row in rows for key in row.values))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

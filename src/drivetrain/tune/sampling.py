@@ -1,13 +1,12 @@
 """Sampling: the values of one trial, by Optuna or by its number.
 
-Each trial is asked of an Optuna study and sampler that are made for it, from (seed, trial) and the
-trials before it. A sampler that lived on would carry what it has drawn before, and that is lost
-when the driver dies; this way nothing is.
+Each trial is drawn by a new Optuna study and sampler, made from (seed, trial) and the trials before
+it. A long-lived sampler would hold state that is lost when the driver dies; this way there is none.
 
-CMA-ES and NSGA-II note with each trial what later ones go by: its generation, and of CMA-ES the
-whole optimizer, pickled. Such notes are kept in memory only, for nothing that lies in a directory
-is unpickled. A driver that begins draws the journal's trials once more, in the order of its lines:
-that gives the same notes, and shows whether the libraries still draw what they drew.
+CMA-ES and NSGA-II store with each trial what later ones depend on: its generation, and for CMA-ES
+the whole optimizer, pickled. These notes are kept only in memory, since nothing in a directory is
+ever unpickled. A new driver draws the journal's trials again, in the order of its lines. That gives
+the same notes, and shows whether the libraries still draw the same values.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from drivetrain.tune.space import Choice, Int, Parameter, Scalar, Space
 
 _MOST_TRIES = 100
 _RANDOM_TRIALS = 10
-"""Of TPE, as Optuna has it."""
+"""Number of random trials of TPE, Optuna's default."""
 _NEEDS = {"cmaes": "cmaes", "gp": "scipy", "qmc": "scipy"}
 MIRROR = "optuna.journal"
-"""The ended trials once more, for Optuna's own tools; never read here but to be continued."""
+"""A copy of the ended trials for Optuna's own tools; only appended to here."""
 
 
 def ask(study: Study, state: State) -> Asked:
-    """The next trial."""
+    """Draw the next trial."""
     trial = len(state.asked)
     is_by_number = study.settings.sampler in by_number.SAMPLERS
     values = _by_number(study, state) if is_by_number else _drawn(study, state)
@@ -52,7 +51,7 @@ def _by_number(study: Study, state: State) -> dict[str, Scalar]:
 
 
 def _drawn(study: Study, state: State) -> dict[str, Scalar]:
-    """By Optuna; values that break a constraint are drawn again."""
+    """Draw by Optuna; values that violate a constraint are redrawn."""
     trial = len(state.asked)
     optuna = require("optuna", extra="tune")
     earlier = _earlier(study, state, trial)
@@ -71,13 +70,13 @@ def _drawn(study: Study, state: State) -> dict[str, Scalar]:
             if study.settings.sampler in EVOLVING:
                 state.known.notes[trial] = storage.notes
             return values
-    rule = f"{_MOST_TRIES} draws in a row broke them, for trial {trial}"
+    rule = f"{_MOST_TRIES} draws in a row violate them, for trial {trial}"
     shown = "; ".join(study.space.constraints)
     raise ConfigError([Problem("constraints", rule, "loosen them, or narrow the ranges", shown)])
 
 
 def _seed(seed: int, trial: int, attempt: int) -> int:
-    """Numbers that have nothing to do with each other, the same everywhere."""
+    """Independent seeds that are the same on every machine."""
     digest = hashlib.sha256(f"{seed}/{trial}/{attempt}".encode()).digest()
     return int.from_bytes(digest[:4], "big")
 
@@ -95,29 +94,29 @@ def _sampler(optuna: Any, settings: Settings, seed: int, earlier: list[Any]) -> 
         return samplers.NSGAIISampler(seed=seed, population_size=size)
     num_random = random_trials(settings.generation)
     ended = islice((each for each in earlier if each.state.is_finished()), num_random)
-    # of those that have ended some may have failed, and TPE goes by the others
+    # some of the ended trials may have failed; TPE uses the others
     least = num_random // 2 if len(list(ended)) == num_random else len(earlier) + 1
     return samplers.TPESampler(seed=seed, n_startup_trials=least)
 
 
 def random_trials(generation: int) -> int:
-    """How many TPE draws at random: about ten, as Optuna does, in whole generations.
+    """Number of trials that TPE draws at random: about ten, as in Optuna, in whole generations.
 
-    With ten, a generation of eight would be followed by a second one that goes by nothing.
+    With exactly ten, the second generation of eight would also be random.
     """
     whole = max(1, round(_RANDOM_TRIALS / generation)) * generation
     return min(_RANDOM_TRIALS, whole)
 
 
 def require_libraries(settings: Settings) -> None:
-    """What the sampler needs, or which extra brings it; before anything is begun."""
+    """Raise if a library that the sampler needs is missing, naming the extra to install."""
     require("optuna", extra="tune")
     if (module := _NEEDS.get(settings.sampler)) is not None:
         require(module, extra="tune")
 
 
 def suggested(space: Space, trial: Any) -> dict[str, Scalar]:
-    """Values of one of Optuna's trials, each key after those it depends on."""
+    """Values suggested by an Optuna trial, each key after those it depends on."""
     values: dict[str, Scalar] = {}
     for key, parameter in space.parameters.items():
         if not space.is_active(key, values):
@@ -136,7 +135,7 @@ def suggested(space: Space, trial: Any) -> dict[str, Scalar]:
 
 
 def _earlier(study: Study, state: State, trial: int) -> list[Any]:
-    """The trials before this one: with their result where the schedule lets it be known."""
+    """The trials before this one, with results where the schedule allows them to be known."""
     if not study.settings.asks_by_results:
         return []
     known = decide.told(study.settings, trial)
@@ -153,7 +152,7 @@ def _earlier(study: Study, state: State, trial: int) -> list[Any]:
 
 
 def _noted_again(study: Study) -> dict[int, Mapping[str, Any]]:
-    """By trial, what the sampler has noted: each is drawn again from what was known then."""
+    """The sampler's notes by trial: each trial is redrawn from what was known at the time."""
 
     def draw(state: State, entry: Entry) -> None:
         if not isinstance(entry, Asked) or entry.fork is not None:
@@ -161,16 +160,16 @@ def _noted_again(study: Study) -> dict[int, Mapping[str, Any]]:
         values = _drawn(study, state)
         if values != entry.values:
             raise DrivetrainError(
-                f"trial {entry.trial} was drawn with {dict(entry.values)}, and with the libraries "
-                f"that are installed now would be drawn with {values}: {study.settings.sampler} "
-                "cannot go on from there; install the versions that began the study"
+                f"trial {entry.trial} was drawn with {dict(entry.values)}, but the installed "
+                f"libraries would draw {values}: {study.settings.sampler} cannot continue; "
+                "install the versions that the study was started with"
             )
 
     return read_journal(study.path, before=draw).known.notes
 
 
 def _kept(study: Study, state: State, trial: int, *, is_known: bool) -> Any:
-    """As Optuna has it, made once for a trial that is over."""
+    """A trial as an Optuna trial; cached once the trial is over."""
     before = state.known.as_optuna
     if is_known and trial in before:
         return before[trial]
@@ -181,9 +180,9 @@ def _kept(study: Study, state: State, trial: int, *, is_known: bool) -> Any:
 
 
 def _after(earlier: list[Any]) -> Any:
-    """A storage that has these trials, and one more when it is asked for.
+    """A storage with these trials, plus the one to be drawn.
 
-    Optuna's own would copy each of them for each question: most of the time that asking takes.
+    Optuna's own would copy every trial on each call, which would take most of the drawing time.
     """
     in_memory: Any = require("optuna", extra="tune").storages.InMemoryStorage
 
@@ -231,10 +230,10 @@ def as_optuna(
     is_known: bool,
     notes: Mapping[str, Any] | None = None,
 ) -> Any:
-    """A trial as Optuna has it; a trial that was left at a rung is `pruned` there.
+    """A trial as an Optuna trial; one that ended at a rung is `pruned` there.
 
-    So is one that has come to a rung where any may go on at any time (eager): until the last trial
-    is asked for, nobody could say that it is over, and the sampler would learn of next to none.
+    So is one that has reached a rung with the eager schedule, where any trial may continue at any
+    time: until the last trial is drawn none is over, and the sampler would learn of almost none.
     """
     optuna = require("optuna", extra="tune")
     states = optuna.trial.TrialState
@@ -266,7 +265,7 @@ def _values_at_rungs(settings: Settings, state: State, trial: int) -> dict[int, 
 
 
 def distribution(optuna: Any, parameter: Parameter) -> Any:
-    """A parameter as Optuna has it."""
+    """A parameter as an Optuna distribution."""
     kinds = optuna.distributions
     if isinstance(parameter, Choice):
         return kinds.CategoricalDistribution(parameter.values)
@@ -282,7 +281,7 @@ def _directions(settings: Settings) -> list[str]:
 
 @contextmanager
 def quiet(optuna: Any) -> Iterator[None]:
-    """Its lines for people speak of trials that are made anew for every question."""
+    """Silence Optuna, whose messages are about the studies made for every draw."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
@@ -294,7 +293,7 @@ def quiet(optuna: Any) -> Iterator[None]:
 
 
 class Mirror:
-    """The study's ended trials in an Optuna journal, in the order of their numbers."""
+    """Copies the study's ended trials to an Optuna journal, in the order of their numbers."""
 
     def __init__(self, study: Study) -> None:
         self._study = study
@@ -313,7 +312,7 @@ class Mirror:
         self._num_there = len(self._optuna.trials)
 
     def catch_up(self, state: State) -> None:
-        """Add those that have ended, up to the first that has not."""
+        """Add trials that are over, up to the first that is not."""
         settings = self._study.settings
         while self._num_there < len(state.asked):
             if not decide.is_over(settings, state, self._num_there):
@@ -324,7 +323,7 @@ class Mirror:
 
 
 def values_as_words(values: Mapping[str, Scalar]) -> list[str]:
-    """For the script's command line: path.to.key=value."""
+    """Arguments for the script: path.to.key=value."""
     return [f"{key}={_word(value)}" for key, value in values.items()]
 
 

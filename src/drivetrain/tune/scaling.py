@@ -1,8 +1,8 @@
-"""From small models to a large one: where a parameter is best, as a power of the size. Pure.
+"""From small models to a large one: the best value of a parameter as a power of the size. Pure.
 
-At each size the trials of a study say where the parameter is best; over the sizes those optima are
-fitted by a power law, a line in logarithms, which says where it would be best at a size that nobody
-has searched. How far that can be trusted is seen on the largest size, predicted from the others.
+At each size the trials of a study give the parameter's optimum. A power law, a line in logarithms,
+is fitted to the optima over the sizes, and predicts the optimum at a size that was not searched.
+The largest size, predicted from the others, shows how far that can be trusted.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import numpy as np
 
 FEWEST_TRIALS, FEWEST_SIZES = 5, 3
 _NEAREST = 2 / 3
-"""The part of a study's trials, the best ones, that the optimum is read from: near it the loss is
-flat and noisy, so that the slopes on both sides say more; far away it is no parabola."""
+"""Fraction of a study's trials, the best ones, that the parabola is fitted to: near the optimum the
+loss is flat and noisy, so the slopes on both sides say more; far away it is not a parabola."""
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """Where a parameter is best at one size."""
+    """The best value of a parameter at one size."""
 
     size: float
     value: float
     loss: float
-    """There, by the parabola."""
+    """Loss at the optimum, by the parabola."""
     num_trials: int
     is_at_edge: bool
-    """No trial lies on its other side: it may be beyond what was searched."""
+    """No trial lies beyond it: the true optimum may be outside the searched range."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,10 @@ class PowerLaw:
 
 
 def optimum(size: float, trials: Sequence[tuple[float, float]]) -> Optimum:
-    """Of (value, loss) of its trials: the lowest point of a parabola in log(value).
+    """The optimum from the (value, loss) of trials: the minimum of a parabola in log(value).
 
-    Through the better part of them. Where that has no lowest point between them, the best trial.
+    The parabola is fitted to the better part of the trials. If it has no minimum between them, the
+    optimum is the best trial.
     """
     better = sorted(trials, key=lambda each: each[1])
     better = better[: max(FEWEST_TRIALS, math.ceil(_NEAREST * len(better)))]
@@ -64,18 +65,18 @@ def optimum(size: float, trials: Sequence[tuple[float, float]]) -> Optimum:
 
 
 def fit(optima: Sequence[Optimum]) -> PowerLaw:
-    """By least squares in logarithms."""
+    """Fit a power law by least squares in logarithms."""
     sizes, values = (np.log([getattr(o, name) for o in optima]) for name in ("size", "value"))
     exponent, constant = np.polyfit(sizes, values, 1)
     return PowerLaw(math.exp(constant), float(exponent))
 
 
 def held_out(optima: Sequence[Optimum]) -> tuple[Optimum, float]:
-    """The largest size, and what the others predict for it."""
+    """The optimum at the largest size, and the value that the others predict for it."""
     *others, largest = sorted(optima, key=lambda each: each.size)
     return largest, fit(others).at(largest.size)
 
 
 def factor_off(found: float, predicted: float) -> float:
-    """How many times too large or too small; at least 1."""
+    """The factor by which `predicted` is too large or too small; at least 1."""
     return math.exp(abs(math.log(predicted / found)))

@@ -1,4 +1,4 @@
-"""A study in a terminal, as it is now: what runs, what is best, what waits."""
+"""A study in a terminal: running trials, the best, and those that wait."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from drivetrain.tune.space import short_key
 from drivetrain.view.series import number_text
 
 _HEAD_LINES = 8
-"""What stands above and below the table of what has ended."""
+"""Lines above and below the table of ended trials."""
 
 
 @dataclass(frozen=True)
 class StudyNow:
-    """One look at a study's directory."""
+    """A snapshot of a study's directory."""
 
     study: Study
     rows: list[Row]
     running: list[tuple[int, int, int | None, float | None]]
-    """Trial, step, last step of the run if it is known, last loss."""
+    """(trial, step, last step of the run if known, last loss)."""
     num_waiting: int
-    """Ready, and not started."""
+    """Trials that are ready but not started."""
 
     def frame(self, width: int, height: int, foot: str = "") -> RenderableType:
         """A screen of at most that size."""
-        del width  # rich cuts lines by itself
+        del width  # rich truncates lines itself
         ended = [row for row in self.rows if row.value is not None or row.reason]
         ended = best_first(self.study, ended)
         room = max(1, height - _HEAD_LINES - max(1, len(self.running)))
@@ -69,12 +69,12 @@ class StudyNow:
             yield Text("no result yet", style="dim")
         over = [f"{count:,} {name}" for name, count in sorted(states.items()) if name != "open"]
         to_come = settings.num_trials - len(self.rows)
-        counts = [f"{len(self.running):,} running", f"{self.num_waiting:,} wait to start", *over]
+        counts = [f"{len(self.running):,} running", f"{self.num_waiting:,} waiting to start", *over]
         yield Text(", ".join([*counts, f"{to_come:,} to come"]))
 
     def _running_table(self) -> RenderableType:
         if not self.running:
-            return Text("nothing runs", style="dim")
+            return Text("nothing is running", style="dim")
         table = _table("running", "step", ["loss"], "values")
         for trial, step, last, loss in self.running:
             of = f"/{last:,}" if last else ""
@@ -84,7 +84,7 @@ class StudyNow:
 
 
 def look(study: Study) -> StudyNow:
-    """Read the journal, and the runs that are under way."""
+    """Read the journal and the running trials."""
     state = read_journal(study.path)
     running, waiting = [], 0
     for work in decide.ready(study.settings, state):
@@ -100,14 +100,14 @@ def _running(study: Study, trial: int, state: State) -> tuple[int, int, int | No
     last = state.last(trial)
     try:
         found = status_of(open_run(study.run_dir(trial)), time.time())
-    except DrivetrainError:  # it has not come so far as to have a directory
+    except DrivetrainError:  # it has no run directory yet
         return trial, 0 if last is None else last.step, None, None
     return trial, found.step, found.max_steps, found.loss
 
 
 def _trials_table(rows: list[Row], metrics: list[str]) -> RenderableType:
     if not rows:
-        return Text("no trial has come to a value", style="dim")
+        return Text("no trial has a result", style="dim")
     table = _table("trial", "step", metrics, "values", "state")
     for row in rows:
         shown = [f"{row.objectives[n]:.6g}" if n in row.objectives else "" for n in metrics]
@@ -118,7 +118,7 @@ def _trials_table(rows: list[Row], metrics: list[str]) -> RenderableType:
 
 def _table(first: str, step: str, results: list[str], values: str, *more: str) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    for name in (first, step, *results):  # values give way, figures do not
+    for name in (first, step, *results):  # only the values column may shrink
         table.add_column(name, justify="right", no_wrap=True, min_width=max(9, len(name)))
     for name in more:
         table.add_column(name, no_wrap=True, min_width=10)

@@ -1,4 +1,4 @@
-"""Space: the config keys that are searched, and the values each may take.
+"""Space: the searched config keys, and the values each may take.
 
     parameters:
       optimization.learning_rate: {low: 1e-4, high: 1e-1, log: true}
@@ -9,7 +9,7 @@
 
 The same in Python: a file with `SPACE = Space({"optimization.learning_rate": Float(…), …})`, or a
 dict of Ray Tune's domains (`tune.loguniform(…)`).
-Everything is held against the config's schema here, before a trial starts.
+Everything is checked against the config's schema here, before a trial starts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OURS = ("stop_at_step", "early_stopping.limits", "output_dir", "name")
 
 @dataclass(frozen=True)
 class Float:
-    """A number from `low` to `high`; `log`: each order of magnitude is as likely."""
+    """A number from `low` to `high`; `log`: every order of magnitude is equally likely."""
 
     low: float
     high: float
@@ -48,13 +48,13 @@ class Float:
 
     @property
     def ends(self) -> tuple[Scalar, ...]:
-        """Values that stand for all of them when the schema is asked."""
+        """Values that represent the range when it is checked against the schema."""
         return (self.low, self.high)
 
 
 @dataclass(frozen=True)
 class Int:
-    """A whole number from `low` to `high`, both possible."""
+    """An integer from `low` to `high`, both included."""
 
     low: int
     high: int
@@ -64,13 +64,13 @@ class Int:
 
     @property
     def ends(self) -> tuple[Scalar, ...]:
-        """Values that stand for all of them when the schema is asked."""
+        """Values that represent the range when it is checked against the schema."""
         return (self.low, self.high)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One of some values."""
+    """One of a list of values."""
 
     values: tuple[Scalar, ...]
     when: When = field(default_factory=dict)
@@ -86,21 +86,21 @@ Parameter = Float | Int | Choice
 
 @dataclass(frozen=True)
 class Space:
-    """Parameters by their config key, in the order in which they are drawn."""
+    """Parameters by config key, in the order in which they are drawn."""
 
     parameters: Mapping[str, Parameter]
     constraints: tuple[str, ...] = ()
     is_config: bool = True
-    """Whether the keys are the config's; else they are what a user's function takes."""
+    """Whether the keys are config keys; otherwise they are a user function's arguments."""
 
     def __post_init__(self) -> None:
-        """ConfigError with everything that is wrong."""
+        """Raise ConfigError with every problem."""
         if problems := [*_problems(self)]:
             raise ConfigError(problems)
 
     @property
     def numbers(self) -> dict[str, Float | Int]:
-        """Ranges that every trial has a value of."""
+        """Ranges of which every trial has a value."""
         return {
             key: each
             for key, each in self.parameters.items()
@@ -108,16 +108,16 @@ class Space:
         }
 
     def is_active(self, key: str, values: Mapping[str, Scalar]) -> bool:
-        """Whether the key belongs to a trial that has these values of the keys before it."""
+        """Whether a trial with these values of the earlier keys has this key."""
         when = self.parameters[key].when
         return all(other in values and values[other] in wanted for other, wanted in when.items())
 
     def allows(self, values: Mapping[str, Scalar]) -> bool:
-        """Whether all constraints are kept."""
+        """Whether the values satisfy all constraints."""
         return all(holds(each, values) for each in self.constraints)
 
     def as_dict(self) -> dict[str, Any]:
-        """As the YAML has it; `from_dict` reads it back."""
+        """The space in the form of the YAML; `from_dict` reads it back."""
         return {
             "parameters": {key: _as_dict(each) for key, each in self.parameters.items()},
             "constraints": list(self.constraints),
@@ -126,7 +126,7 @@ class Space:
 
 
 def read_space(path: str | Path) -> Space:
-    """From YAML, or from a Python file's SPACE."""
+    """Read a space from YAML, or from SPACE in a Python file."""
     file = Path(path)
     if not file.is_file():
         raise _wrong("--space", "no such file", "give a YAML or Python file", str(path))
@@ -141,15 +141,15 @@ def read_space(path: str | Path) -> Space:
         return from_dict(parse_yaml(read_text(file)))
     except (yaml.YAMLError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise _wrong("--space", f"not YAML ({reason})", "mend the file", str(path)) from None
+        raise _wrong("--space", f"not YAML ({reason})", "fix the file", str(path)) from None
 
 
 def from_dict(document: Any) -> Space:
-    """What a YAML file says; ConfigError with every problem."""
+    """The space of a YAML document; ConfigError lists every problem."""
     if not isinstance(document, Mapping) or not isinstance(document.get("parameters"), Mapping):
-        raise _wrong("space", "has no parameters", "parameters: {key: {low: …, high: …}}")
+        raise _wrong("space", "has no parameters", "write parameters: {key: {low: …, high: …}}")
     if extra := document.keys() - {"parameters", "constraints", "is_config"}:
-        raise _wrong("space", "unknown key", "parameters, constraints", sorted(extra)[0])
+        raise _wrong("space", "unknown key", "use parameters, constraints", sorted(extra)[0])
     constraints = document.get("constraints") or []
     if not isinstance(constraints, list) or not all(isinstance(c, str) for c in constraints):
         raise _wrong("constraints", "must be a list of comparisons", '["a.b < c"]', constraints)
@@ -159,7 +159,7 @@ def from_dict(document: Any) -> Space:
         try:
             parameters[str(key)] = _parameter(str(key), said)
         except ValueError as error:
-            remedy = "{low: …, high: …}, with log, step and when; or a list of values"
+            remedy = "write {low: …, high: …}, with log, step and when; or a list of values"
             problems.append(Problem(str(key), str(error), remedy, str(said)))
     if problems:
         raise ConfigError(problems)
@@ -167,7 +167,7 @@ def from_dict(document: Any) -> Space:
 
 
 def _takes_fractions(key: str) -> bool:
-    """Whether the schema has a number there that need not be whole."""
+    """Whether the schema accepts a float for the key."""
     field = dict(walk_fields()).get(key)
     return field is not None and float in (field.annotation, *get_args(field.annotation))
 
@@ -181,7 +181,7 @@ def _parameter(key: str, said: Any) -> Parameter:
     if not isinstance(said, Mapping):
         raise ValueError("is neither a range nor a list of values")
     if extra := said.keys() - {"low", "high", "log", "step", "when", "values", "type"}:
-        raise ValueError(f"does not know {min(extra)}")
+        raise ValueError(f"has an unknown key, {min(extra)}")
     when = {
         str(key): tuple(wanted) if isinstance(wanted, list) else (wanted,)
         for key, wanted in (said.get("when") or {}).items()
@@ -197,18 +197,18 @@ def _parameter(key: str, said: Any) -> Parameter:
     kind = "int" if is_whole and not _takes_fractions(key) else "float"
     if said.get("type", kind) == "int":
         if not is_whole:
-            raise ValueError("is of whole numbers, and low, high or step is none")
+            raise ValueError("is an int, but low, high or step is not a whole number")
         return Int(int(low), int(high), bool(said.get("log")), int(step or 1), when)
     return Float(float(low), float(high), bool(said.get("log")), step, when)
 
 
 def _number(value: Any) -> int | float:
-    """YAML takes 1e-4 for a text: it wants a dot."""
+    """Parse a number; YAML reads 1e-4, without a dot, as a string."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"{value!r} is not a number")
     if isinstance(value, int):
         return value
-    number = float(value)  # a ValueError of its own
+    number = float(value)  # may raise ValueError
     if not math.isfinite(number):
         raise ValueError(f"{value!r} is not finite")
     return number
@@ -258,18 +258,20 @@ def _problems(space: Space) -> Iterator[Problem]:
 def _range_problems(key: str, parameter: Parameter) -> Iterator[Problem]:
     if isinstance(parameter, Choice):
         if not parameter.values:
-            yield Problem(key, "has no values", "[one, another]", has_value=False)
+            yield Problem(key, "has no values", "write [one, another]", has_value=False)
         if not all(isinstance(each, Scalar) for each in parameter.values):
-            yield Problem(key, "must be plain values", "[one, another]", str(parameter.values))
+            yield Problem(
+                key, "must be plain values", "write [one, another]", str(parameter.values)
+            )
         return
     if parameter.low > parameter.high:
         yield Problem(key, "low is above high", "swap them", f"{parameter.low}…{parameter.high}")
     if parameter.step is not None and parameter.step <= 0:
         yield Problem(key, "step must be above 0", "leave it out", parameter.step)
     if parameter.log and parameter.low <= 0:
-        yield Problem(key, "a logarithmic range begins above 0", "raise low", parameter.low)
+        yield Problem(key, "a logarithmic range must start above 0", "raise low", parameter.low)
     if parameter.log and parameter.step not in (None, 1):
-        yield Problem(key, "a logarithmic range has no steps", "leave one out", parameter.step)
+        yield Problem(key, "a logarithmic range cannot have steps", "leave one out", parameter.step)
 
 
 def _when_problems(
@@ -279,19 +281,21 @@ def _when_problems(
         parent = space.parameters.get(other)
         if other not in before or not isinstance(parent, Choice):
             remedy = f"write a list of values for {other} above it"
-            yield Problem(key, f"when: {other} is no choice before it", remedy, has_value=False)
+            yield Problem(
+                key, f"when: {other} is not a list of values before it", remedy, has_value=False
+            )
         elif strangers := [each for each in wanted if each not in parent.values]:
             remedy = f"{other} has {', '.join(map(str, parent.values))}"
             yield Problem(key, f"when: {other} is never {strangers[0]}", remedy, has_value=False)
 
 
 def short_key(key: str) -> str:
-    """optimization.learning_rate → learning_rate."""
+    """The last part of a key: optimization.learning_rate → learning_rate."""
     return key.rpartition(".")[2]
 
 
 def short_value(value: object) -> str:
-    """For a table: a few digits."""
+    """A value for a table, with a few digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -1,8 +1,8 @@
-"""Stopping rules: who goes on at a rung. Pure: settings and results in.
+"""Stopping rules: which trials continue at a rung. Pure: settings and results in.
 
-Each rule has two forms. Pause: all rivals are at the rung, and `who_goes_on` says which of them
-train on. Stop: `limit` says beforehand, by earlier trials, what a trial must not be worse than; its
-run keeps to that by itself, without anybody to ask, and ends or goes straight on.
+Each rule has two forms. Pause: all rivals are at the rung, and `who_goes_on` decides which of them
+continue. Stop: `limit` decides in advance, from earlier trials, what a trial must not be worse
+than; its run applies that limit by itself, and ends or continues at once.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from drivetrain.tune.settings import Settings
 
 
 def best_first(settings: Settings, results: Iterable[Ended]) -> list[Ended]:
-    """Those that have a value, the best in front."""
+    """The results that have a value, best first."""
     sign = _sign(settings)
     done = [each for each in results if each.outcome == "done" and each.value is not None]
     return sorted(done, key=lambda each: (sign * (each.value or 0.0), each.trial))
 
 
 def who_goes_on(settings: Settings, here: Sequence[Ended], share: int) -> set[int]:
-    """Of those at a rung: the best `share` of them and at least one, or the better half."""
+    """The trials at a rung that continue: the best `share` (at least one), or the better half."""
     found = best_first(settings, here)
     if settings.stopping != "median":
         return {each.trial for each in found[: max(1, share)]}
@@ -32,7 +32,7 @@ def who_goes_on(settings: Settings, here: Sequence[Ended], share: int) -> set[in
 
 
 def limit(settings: Settings, earlier: Iterable[Ended]) -> float | None:
-    """What the next at a rung must not be worse than; None when there is nothing to go by."""
+    """What the next trial at a rung must not be worse than; None without earlier results."""
     values = [each.value for each in best_first(settings, earlier) if each.value is not None]
     if not values:
         return None
@@ -49,17 +49,17 @@ def is_within(settings: Settings, value: float | None, limit: float | None) -> b
 
 
 def rivals(settings: Settings, trial: int) -> list[int]:
-    """The trials of its generation that begin at the same rung, itself included."""
+    """The trials of its generation that start at the same rung, itself included."""
     generation = settings.generation_of(trial)
     first = first_rung(settings, trial)
     return [each for each in generation if first_rung(settings, each) == first]
 
 
 def first_rung(settings: Settings, trial: int) -> int:
-    """Where a trial is judged first: 0, or its bracket, if every generation is one Hyperband.
+    """The first rung at which a trial is judged: 0, or its bracket with Hyperband.
 
-    Bracket b leaves b rungs out, the last all of them. Each trains about as many steps in all, so
-    one that begins with short trials has more of them.
+    Bracket b skips b rungs, the last bracket all of them. Each trains about the same number of
+    steps in all, so a bracket that starts with short trials has more of them.
     """
     if settings.stopping != "hyperband":
         return 0
@@ -83,7 +83,7 @@ def _shares(settings: Settings) -> list[int]:
 
 
 def config_words(settings: Settings, asked: Asked, rung: int) -> list[str]:
-    """What the run of a trial must be told, up to a rung: path.to.key=value."""
+    """Config overrides for the run of a trial up to a rung: path.to.key=value."""
     found = []
     limits = [
         (step, limit)

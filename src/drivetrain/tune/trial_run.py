@@ -1,16 +1,17 @@
-"""One trial on a target: an ordinary run, submitted like any other, and looked at from outside.
+"""One trial on a target: an ordinary run, submitted like any other, and observed from outside.
 
 Policy, for each way a trial's job can end:
 
-    finished                      its value is read from the run's last evaluation
-    a loss that is no number      it ends at once and is not repeated: it would be the same again
-    what was said cannot be done  (config, layout, environment) likewise
-    a failure in training         the run's own supervisor restarts it, as long as that may help
-    its supervisor is killed      resumed by the driver, max_restarts times
-    preempted, stopped, lost      resumed by the driver
+    finished                     its value is read from the run's last evaluation
+    NaN or infinite loss         ends at once and is not repeated: it would happen again
+    invalid config, layout or
+    environment                  likewise
+    failure in training          the run's own supervisor restarts it, as long as that may help
+    supervisor killed            resumed by the driver, max_restarts times
+    preempted, stopped, lost     resumed by the driver
 
-A job that waits in a queue runs, as far as a study goes; of one whose scheduler does not answer
-nothing is known (`NoAnswer`), and it is asked for again.
+A job that waits in a queue counts as running. If its scheduler does not answer, its status is
+unknown (`NoAnswer`), and it is asked again.
 """
 
 from __future__ import annotations
@@ -48,29 +49,29 @@ from drivetrain.tune.settings import MEASURED, Study
 from drivetrain.tune.stopping import config_words
 
 MOST_RESUMES = 100
-"""Of one rung of a trial by one driver: what is killed as often never comes anywhere."""
+"""Resumes of one rung of a trial by one driver: a run that is killed as often makes no progress."""
 
 SETTLE_S = 3.0
-"""A launcher that was just being started when its job was killed has its lock, or is gone."""
+"""By then a launcher that was starting when its job was killed holds its lock or is gone."""
 
 VALUES = "DRIVETRAIN_TRIAL_VALUES"
-"""A trial's values as JSON, where they are no config keys but a function's argument."""
+"""A trial's values as JSON, if they are a function's argument and not config keys."""
 
 _BY_SIGNAL = 128
-"""A shell's exit code for a process that signal n has ended is this and n."""
+"""A shell's exit code for a process ended by signal n is this plus n."""
 
 
 _LOOK_S = 0.2
 _ASK_S, _ASK_EACH_S = 1.0, 0.1
-"""A look at a file costs nothing; a question to a scheduler is a process here and work there."""
+"""Reading a file costs nothing; asking a scheduler is a process here and work there."""
 
 
 class NoAnswer(DrivetrainError):
-    """Whoever runs the jobs could not be asked: that says nothing of the job."""
+    """The scheduler could not be asked, so the job's status is unknown."""
 
 
 def local_job(study: Study) -> Job:
-    """What trials on this machine have in common."""
+    """The job that all trials on this machine are based on."""
     settings, name = study.settings, study.path.absolute().name
     ranks = settings.processes_per_trial
     return Job(name, settings.script, (), (), "", str(Path.cwd()), processes_per_node=ranks)
@@ -78,16 +79,17 @@ def local_job(study: Study) -> Job:
 
 @dataclass(frozen=True)
 class Runner:
-    """Where a study's trials run."""
+    """Runs a study's trials on a target."""
 
     study: Study
     target: Target
     like: Job
-    """As `drivetrain train --on` would submit it; trials differ in name, words and directory."""
+    """The job as `drivetrain train --on` would submit it; trials differ in name, arguments and
+    directory."""
     places: Places = dataclasses.field(default_factory=Anywhere)
 
     def job(self, asked: Asked, rung: int) -> Job:
-        """The run of a trial, up to a rung. The same words mean the same job."""
+        """The job of a trial up to a rung. The same arguments mean the same job."""
         settings = self.study.settings
         words = [*settings.script_args]
         environment = self.like.environment
@@ -106,7 +108,7 @@ class Runner:
         )
 
     def status(self, asked: Asked, rung: int) -> Status | None:
-        """Of the job of this rung; None when there is none yet."""
+        """Status of the job of this rung; None if there is none yet."""
         made = submission.find(self.study.run_dir(asked.trial))
         if made is None or made.job.script_args != self.job(asked, rung).script_args:
             return None
@@ -118,11 +120,11 @@ class Runner:
             raise NoAnswer(f"{made.target.name} does not answer ({error})") from None
 
     def has_room(self, running: Iterable[int]) -> bool:
-        """Whether there is a place for one more beside these trials."""
+        """Whether there is a place for one more trial next to these."""
         return self.places.free(self._made(running)) is not None
 
     def start(self, asked: Asked, rung: int, running: Iterable[int]) -> bool:
-        """Submit it, or resume it: the run knows where it was. False when no place is free."""
+        """Submit or resume it; the run knows where it was. False if no place is free."""
         place = self.places.free(self._made(running))
         if place is None:
             return False
@@ -136,12 +138,12 @@ class Runner:
         return [made for made in found if made is not None]
 
     def pause_s(self, num_running: int) -> float:
-        """Between two looks at all that runs."""
+        """Seconds between two looks at all running trials."""
         is_seen = self.target.name in ("local", "hosts")  # their coordinator is a process here
         return _LOOK_S if is_seen else _ASK_S + _ASK_EACH_S * num_running
 
     def record(self, trial: int) -> Path:
-        """The trial's directory as its ranks have it: on Kubernetes it is on a volume."""
+        """The directory that the trial's ranks write to; on Kubernetes it is on a volume."""
         run_dir = self.study.run_dir(trial)
         if not getattr(self.target, "run_is_elsewhere", False):
             return run_dir
@@ -149,23 +151,25 @@ class Runner:
         return run_dir if made is None else Path(made.target.run_dir_of(made.job))  # type: ignore[attr-defined]
 
     def is_leaving(self, trial: int) -> bool:
-        """Whether its ranks are still about to save and end, though its job is over."""
+        """Whether its ranks are still saving and exiting, although its job is over."""
         return locks.holder(self.record(trial) / LOCK) is not None
 
     def result(self, work: Work, status: Status, num_resumed: int) -> Ended | None:
-        """What a job that is over has come to; None when it should be resumed."""
+        """The result of a job that is over; None if it should be resumed."""
         run_dir = self.record(work.trial)
         if status.state is JobState.FINISHED:
             return self._value(work, run_dir)
         code = status.exit_code
-        if code == WorkerFailure.exit_code:  # Ray's driver ends so, whatever its workers ended with
+        if (
+            code == WorkerFailure.exit_code
+        ):  # Ray's driver exits with this, whatever its workers' code
             code = _first_failure(run_dir) or code
         if status.state is not JobState.FAILED or code in (None, Preempted.exit_code):
             return None
         if self.is_leaving(work.trial):
-            # handed over twice, since a scheduler did not say that it had it: the other has the run
+            # submitted twice, since a scheduler did not confirm it: the other job has the run
             return None
-        # a job that has failed with 0 was ended by its scheduler
+        # a job that failed with exit code 0 was ended by its scheduler
         is_killed = code is not None and (code <= 0 or code >= _BY_SIGNAL)
         if is_killed and num_resumed < self.study.settings.max_restarts:
             return None
@@ -174,9 +178,9 @@ class Runner:
         return Ended(work.trial, work.rung, outcome, reason=reason)
 
     def _value(self, work: Work, run_dir: Path) -> Ended:
-        """The metric at the run's last evaluation, or at the rung if it went straight on there.
+        """The metric at the run's last evaluation, or at the rung with --promote stop.
 
-        ConfigError where what was said of the study cannot be right for any trial.
+        ConfigError if the study's settings cannot be right for any trial.
         """
         settings = self.study.settings
         if settings.further or settings.metric in MEASURED:
@@ -198,7 +202,7 @@ class Runner:
         return Ended(work.trial, work.rung, "done", step, value)
 
     def _objectives(self, work: Work, run_dir: Path) -> Ended:
-        """All of them, at the run's end."""
+        """All objectives, at the end of the run."""
         run = open_run(run_dir)
         scalars, status = run.scalars(), status_of(run, 0.0)
         found, step = [], status.step
@@ -208,7 +212,7 @@ class Runner:
             elif name == "cost" and status.money is None:
                 rule, remedy = (
                     "no price is known",
-                    "record.price_per_device_hour=2.5 for each trial",
+                    "set record.price_per_device_hour=2.5 for each trial",
                 )
                 raise ConfigError([Problem("--objective", rule, remedy, name)])
             elif name == "cost" and status.money is not None:
@@ -225,14 +229,14 @@ class Runner:
         return Ended(work.trial, work.rung, "done", step, found[0], several)
 
     def _refuse_late_rungs(self, work: Work, step: int) -> None:
-        """A run that ends by itself before a rung would be judged there as if it had come to it."""
+        """Raise if a run ends before a rung: it would be judged as if it had reached it."""
         settings = self.study.settings
         if settings.promote == "stop" or settings.patience is not None:
             return
         rung = (*settings.rungs, 0)[work.rung]
         if step < rung:
             rule = f"trial {work.trial} ends after step {step}, before step {rung}"
-            remedy = "earlier rungs, in another --study, or longer runs"
+            remedy = "use earlier rungs in another --study, or longer runs"
             raise ConfigError(
                 [Problem("--rungs", rule, remedy, ",".join(map(str, settings.rungs)))]
             )
@@ -240,8 +244,8 @@ class Runner:
 
 def _no_metric(trial: int, name: str, scalars: Iterable[str]) -> ConfigError:
     there = ", ".join(each for each in scalars if each.startswith("val/")) or "none"
-    rule = f"no evaluation of trial {trial} has val/{name}; there: {there}"
-    remedy = "name one of them; until a trial has a value, the same study takes another"
+    rule = f"no evaluation of trial {trial} has val/{name}; found: {there}"
+    remedy = "name one of them; until a trial has a value, the same study accepts another"
     return ConfigError([Problem("--metric", rule, remedy, name)])
 
 
@@ -250,7 +254,7 @@ def _last_step(run_dir: Path) -> int:
 
 
 def _reason(run_dir: Path) -> str:
-    """In the run's own words, if it came so far as to have any."""
+    """The reason that the run recorded; empty if it has no records."""
     try:
         return status_of(open_run(run_dir), 0.0).reason[:300]
     except DrivetrainError:
@@ -258,7 +262,7 @@ def _reason(run_dir: Path) -> str:
 
 
 def _first_failure(run_dir: Path) -> int | None:
-    """The exit code of the rank that failed first, as the last attempt has it."""
+    """Exit code of the rank that failed first, from the records of the last attempt."""
     try:
         attempts = open_run(run_dir).attempts()
     except DrivetrainError:

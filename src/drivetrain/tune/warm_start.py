@@ -1,7 +1,7 @@
-"""Warm start: finished trials of an earlier study, told to the sampler before the first is asked.
+"""Warm start: the sampler gets the finished trials of an earlier study before it draws the first.
 
-They are copied when the study begins. The earlier one may go on, and what is asked here must not
-depend on how far it has come.
+They are copied when the study begins: the earlier study may continue, and the trials drawn here
+must not depend on its progress.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ FILE = "earlier.json"
 
 
 def prepare(path: Path, settings: Settings, space: Space) -> list[dict[str, Any]] | None:
-    """What is to be copied into a study; None when it has none, or has it already."""
+    """The trials to copy into a study; None if it has no warm start, or has copied them."""
     if not settings.warm_start or (path / FILE).exists():
         return None
     earlier = load_study(Path(settings.warm_start))
     before = earlier.settings
     if (before.metric, before.mode) != (settings.metric, settings.mode):
-        rule = f"looked for {before.mode} {before.metric}"
-        remedy = "--metric and --mode as there"
+        rule = f"searched for {before.mode} {before.metric}"
+        remedy = "use its --metric and --mode"
         raise ConfigError([Problem("--warm-start", rule, remedy, settings.warm_start)])
     state, found = read_journal(earlier.path), []
     for trial, asked in enumerate(state.asked):
@@ -44,20 +44,20 @@ def prepare(path: Path, settings: Settings, space: Space) -> list[dict[str, Any]
 
 
 def keep(study: Study, found: list[dict[str, Any]] | None) -> None:
-    """Write it down, once."""
+    """Write the copied trials."""
     if found is not None:
         write_whole(study.path / FILE, json.dumps(found, indent=1) + "\n", sync=True)
 
 
 def told(study: Study) -> list[tuple[dict[str, Scalar], float]]:
-    """Values and result of each."""
+    """(values, result) of each copied trial."""
     if not study.settings.warm_start:
         return []
     return [(each["values"], float(each["value"])) for each in read_json(study.path / FILE)]
 
 
 def _shared(values: Mapping[str, Scalar], space: Space) -> dict[str, Scalar]:
-    """Those that the new space could have drawn."""
+    """The values that the new space could have drawn."""
     parameters = space.parameters
     return {
         key: value

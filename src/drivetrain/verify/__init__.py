@@ -1,1 +1,1 @@
-"""Certificates for a user's script: parity of layouts, exact resume, survived faults."""
+"""Certificates for a user's script: parity of layouts, exact resume, recovery from faults."""

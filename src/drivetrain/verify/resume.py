@@ -1,7 +1,7 @@
-"""The resume certificate: is N steps the same as N/2 steps, SIGKILL, and N/2 more? On your script.
+"""The resume certificate: do N/2 steps, SIGKILL and N/2 more give the same run as N steps?
 
-The script is run once without a fault, and once with a rank killed half-way. At the same layout
-the final weights must be equal to the last bit; at another, the losses within a tolerance.
+The script runs once without a fault, and once with a rank killed half-way. In the same layout the
+final weights must be equal bit for bit; in another, the losses must agree within a tolerance.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from drivetrain.verify.drills.faults import Faults
 from drivetrain.verify.scalars import step_scalars
 
 TOLERANCE = 1e-4
-"""Of each loss, relatively, at another layout: there sums are added in another order."""
+"""Allowed relative deviation of a loss in another layout, which adds sums in another order."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What was compared, and what came out."""
+    """What was compared, and the result."""
 
     script: str
     steps: int
     killed_after: int
     resumed_from: int
     layouts: tuple[int, int]
-    """Ranks before the kill, and after it."""
+    """Number of ranks before and after the kill."""
     same_bits: bool
     deviation: float
-    """The largest of any logged loss after the kill, relatively."""
+    """Largest relative deviation of any logged loss after the kill."""
     problems: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:
-        """Whether the run may be called resumable."""
+        """Whether the script resumes exactly."""
         same_layout = self.layouts[0] == self.layouts[1]
         return not self.problems and (
             self.same_bits or (not same_layout and self.deviation < TOLERANCE)
@@ -54,7 +54,7 @@ class Certificate:
 
 
 def certify_resume(argv: tuple[str, ...], steps: int, ranks: int, then_ranks: int) -> Certificate:
-    """Run it, kill it, go on, compare."""
+    """Run the script whole, then killed and resumed, and compare."""
     half = steps // 2
     every = max(1, half // 4)
     settings = (f"max_steps={steps}", f"checkpoint.every_steps={every}")

@@ -1,4 +1,4 @@
-"""What a run has reported of its steps, from rank 0's event file."""
+"""The scalars that a run reported for its steps, from rank 0's event file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def step_scalars(run: Path) -> dict[int, dict[str, Any]]:
-    """By step, those with a training loss; where a step was done again, the later one counts."""
+    """Scalars by step, for steps with a training loss; if a step was repeated, the later one."""
     found = {}
     for line in (run / "events" / "00000.jsonl").read_text().splitlines():
         event = json.loads(line)

@@ -1,4 +1,4 @@
-"""Logbook and GridBuilder: what is taken in of a run piece by piece, while it goes on."""
+"""Logbook and GridBuilder: collect a run's data incrementally while it runs."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from drivetrain.record.reading import Event
 from drivetrain.view.run_view import CheckpointView, EventView, RankGrid, Table
 from drivetrain.view.series import ChartSeries, duration_text, make_series, number_text
 
-# Logbook: what rank 0 wrote down, taken in piece by piece while the run goes on.
+# Logbook: rank 0's events, collected incrementally while the run is live.
 
 _KEPT_LINES = 200
 _SELDOM = ("evaluation", "evaluate", "compile")
-"""Spans worth a line."""
+"""Spans that get a line in the log."""
 _ENDINGS = {"run_end": "finished", "run_failed": "failed"}
 
 
 class Logbook:
-    """Takes in events; gives out curves, checkpoints and the last lines."""
+    """Collects events; provides curves, checkpoints and the last log lines."""
 
     def __init__(self) -> None:
         self.checkpoints: list[CheckpointView] = []
         self.expert_load: LoadRecord | None = None
-        """The latest, of a model with experts."""
+        """The latest load record of a model with experts."""
         self.last_s = 0.0
         self.ending = ""
-        """How the last attempt says it ended: for runs that no supervisor speaks for."""
+        """How the last attempt reported its end, for runs without a supervisor."""
         self._points: dict[str, tuple[list[int], list[float]]] = {}
         self._lines: deque[EventView] = deque(maxlen=_KEPT_LINES)
         self._attempt = 1
         self._drawn: dict[str, ChartSeries] = {}
 
     def take(self, events: Iterable[Event]) -> None:
-        """The next ones, in order."""
+        """Add the next events, in order."""
         for event in events:
             self.last_s = max(self.last_s, event.end_s)
             if event.kind == "scalars":
@@ -49,11 +49,11 @@ class Logbook:
 
     @property
     def lines(self) -> tuple[EventView, ...]:
-        """What happened last, the newest at the end."""
+        """The last log lines, the newest at the end."""
         return tuple(self._lines)
 
     def series(self) -> dict[str, ChartSeries]:
-        """Every scalar; those that have not grown are the same objects as before."""
+        """Return every scalar; unchanged ones are the same objects as before."""
         for name, (steps, values) in self._points.items():
             if name not in self._drawn:
                 self._drawn[name] = make_series(name, steps, values)
@@ -78,7 +78,7 @@ class Logbook:
             case "instant", "attempt":
                 self._attempt = int(event.values.get("number") or self._attempt)
                 after = int(event.values.get("resumed_step") or 0)
-                begun = f"goes on after step {after}" if after else "begins"
+                begun = f"resumes after step {after}" if after else "begins"
                 self._say(event.time_s, f"attempt {self._attempt} {begun}")
             case "instant", "saved":
                 blocked_s = float(event.values.get("blocked_s") or 0.0)
@@ -95,7 +95,7 @@ class Logbook:
                 )
                 self.checkpoints.append(save)
                 held = duration_text(blocked_s)
-                self._say(event.time_s, f"step {event.step}: saved; steps waited {held}")
+                self._say(event.time_s, f"step {event.step}: saved; training waited {held}")
             case "instant", name:
                 fields = ", ".join(f"{key} {value}" for key, value in event.values.items())
                 self._say(
@@ -109,23 +109,23 @@ class Logbook:
         self._lines.append(EventView(time_s, what))
 
 
-# GridBuilder: from every rank's steps to a grid of a size that fits a page, in one pass.
+# GridBuilder: turns every rank's steps into a grid that fits on a page, in one pass.
 #
-# Each rank has the same few columns. When the steps outgrow them, two columns become one and the
-# rest is free again: what is kept never grows with the number of steps, and no step is read twice.
+# Each rank has the same few columns. When the steps outgrow them, pairs of columns are merged and
+# half of them become free: memory does not grow with the steps, and no step is read twice.
 
 PARTS = {
     "compute": "compute_s",
     "data_wait": "data_wait_s",
     "communication": "communication_s",
 }
-"""What of a step is shown, and its field in a step's record."""
+"""The parts of a step that are shown, and their fields in a step's record."""
 _MOST_COLUMNS = 96
 _MOST_ROWS = 64
 
 
 class GridBuilder:
-    """Sums of seconds and counts of steps, by rank and column."""
+    """Accumulates seconds and step counts by rank and column."""
 
     def __init__(self, ranks: Sequence[int], most_columns: int = _MOST_COLUMNS) -> None:
         self._ranks = tuple(ranks)
@@ -136,7 +136,7 @@ class GridBuilder:
         self._last_step = 0
 
     def take(self, row: int, table: NDArray[Any]) -> None:
-        """More records of the rank in that row."""
+        """Add records of the rank in that row."""
         if not len(table):
             return
         steps = table["step"].astype(np.int64)
@@ -150,7 +150,7 @@ class GridBuilder:
             self._sums[part][row] += np.bincount(column, table[field], num_columns)
 
     def grid(self, most_rows: int = _MOST_ROWS) -> RankGrid | None:
-        """What has been taken in so far; None without a step."""
+        """Return the grid so far; None without a step."""
         if not self._last_step or not self._ranks:
             return None
         num_columns = -(-self._last_step // self._width)
@@ -180,5 +180,5 @@ def _paired(table: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _slowest(means: NDArray[np.float64], starts: NDArray[np.int64]) -> Table:
-    # fmax passes over NaN: a rank without steps there does not hide its neighbours
+    # fmax ignores NaN: a rank without steps does not hide its neighbours
     return np.asarray(np.fmax.reduceat(means, starts, axis=0), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Charts: values in, a piece of a page out. No state, no files; every text is escaped."""
+"""Charts: functions from values to HTML. No state, no files; all text is escaped."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from drivetrain.view.series import (
     value_scale,
 )
 
-# The frame around a plot: axes whose words keep their size while the drawing stretches.
+# The frame around a plot: axes whose labels keep their size while the drawing is stretched.
 #
-# A drawing is an SVG of 1000 × 1000 units, stretched to whatever room the page has; lines keep
-# their width (`vector-effect`), and labels are text beside it, placed in per cent.
+# A drawing is an SVG of 1000 × 1000 units, stretched to the available space. Lines keep their width
+# (`vector-effect`), and labels are text beside it, positioned in per cent.
 
 SIZE = 1000
 
 
 @dataclass(frozen=True)
 class Tick:
-    """A word on an axis, at a place between 0 and 1."""
+    """A label on an axis, at a position between 0 and 1."""
 
     at: float
     text: str
@@ -42,10 +42,10 @@ class Tick:
 
 @dataclass(frozen=True)
 class ChartFrame:
-    """What stands around a drawing."""
+    """Title, axes and size of a drawing."""
 
     title: str
-    """For those who cannot see it, too."""
+    """Also the label for screen readers."""
     x: Sequence[Tick]
     y: Sequence[Tick]
     height_px: int = 200
@@ -53,7 +53,7 @@ class ChartFrame:
 
 
 def framed(drawing: Markup, frame: ChartFrame) -> Markup:
-    """The drawing with its axes, as one figure."""
+    """Return the drawing with its axes as one figure."""
     return Markup(
         '<div class="chart" style="--height:{}px" role="img" aria-label="{}">'
         '<div class="y-axis">{}</div><div class="plot">'
@@ -72,17 +72,17 @@ def framed(drawing: Markup, frame: ChartFrame) -> Markup:
 
 
 def across(fraction: float) -> str:
-    """An x in the drawing, short."""
+    """Return a fraction as an x coordinate of the drawing."""
     return _short(fraction * SIZE)
 
 
 def up(fraction: float) -> str:
-    """A y in the drawing: it counts from the top."""
+    """Return a fraction as a y coordinate of the drawing, which counts from the top."""
     return _short((1.0 - fraction) * SIZE)
 
 
 def box(x: float, y: float, width: float, height: float, css: str, words: str = "") -> Markup:
-    """A rectangle in fractions of the drawing, from its upper left; `words` show on hovering."""
+    """Return a rectangle, in fractions from the upper left; `words` is its tooltip."""
     shape = Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}">').format(
         css, _short(x * SIZE), _short(y * SIZE), _short(width * SIZE), _short(height * SIZE)
     )
@@ -91,7 +91,7 @@ def box(x: float, y: float, width: float, height: float, css: str, words: str = 
 
 
 def upright(fraction: float, css: str, words: str = "") -> Markup:
-    """A line from top to bottom."""
+    """Return a line from top to bottom."""
     title = Markup("<title>{}</title>").format(words) if words else ""
     return Markup('<path class="{}" d="M{} 0V{}">{}</path>').format(
         css, across(fraction), SIZE, title
@@ -99,7 +99,7 @@ def upright(fraction: float, css: str, words: str = "") -> Markup:
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> Markup:
-    """Colour and word, in (css class, word)."""
+    """Return a legend, from pairs of CSS class and label."""
     items = Markup("").join(
         Markup('<li><i class="swatch {}"></i>{}</li>').format(css, word) for css, word in entries
     )
@@ -126,12 +126,12 @@ def _short(number: float) -> str:
 # Curves of one scalar over steps, one line per run.
 
 _COLUMNS = 600
-"""About as many as a curve has pixels across; more could not be seen."""
+"""About as many as a curve is pixels wide; more would be invisible."""
 
 
 @dataclass(frozen=True)
 class ChartLine:
-    """A series and the css class it is drawn in."""
+    """A series and the CSS class it is drawn with."""
 
     series: ChartSeries
     css: str = "line-1"
@@ -139,19 +139,19 @@ class ChartLine:
 
 @dataclass(frozen=True)
 class Curve:
-    """What one chart shows."""
+    """The content of one chart."""
 
     title: str
     lines: Sequence[ChartLine]
     starts_at_zero: bool = False
     has_trend: bool = False
-    """A running mean over a noisy line, which is then drawn faintly."""
+    """Whether to draw a running mean over a noisy line, which is then faint."""
     marks: Sequence[tuple[float, str]] = ()
-    """Steps at which something happened, and what."""
+    """Steps to mark, with what happened there."""
 
 
 def curve(shown: Curve) -> Markup:
-    """The lines over one another, on common axes. Values that are no numbers are marked red."""
+    """Draw the lines on common axes; non-finite values are marked in red."""
     x, y = _scales(shown)
     drawing = [upright(x.place(at), "mark", words) for at, words in shown.marks]
     for line in shown.lines:
@@ -169,7 +169,7 @@ def curve(shown: Curve) -> Markup:
 
 
 def path_of(series: ChartSeries, x: Scale, y: Scale) -> str:
-    """The line as path data; it breaks where a value is not finite."""
+    """Return the line as SVG path data, with gaps where a value is not finite."""
     right, high = x.at(series.steps), y.at(series.values)
     pieces, is_drawing = [], False
     for across_at, up_at in zip(right.tolist(), high.tolist(), strict=True):
@@ -204,28 +204,28 @@ def _drawn(line: ChartLine, x: Scale, y: Scale, *, has_trend: bool) -> Markup:
 
 
 def _spread_out(steps: np.ndarray, most: int = 100) -> list[float]:
-    """So many that nothing is hidden, and no more than can be told apart."""
+    """Return at most `most` of the steps, evenly spread."""
     chosen = steps if steps.size <= most else steps[:: -(-steps.size // most)]
     return [float(step) for step in chosen]
 
 
-# The heat map: ranks down, steps across, how long each took in colour.
+# The heat map: ranks down, steps across, duration as colour.
 #
-# Cells of one shade are one path, and neighbours in a row are one stroke of it, so that four
-# thousand ranks make a page of some hundred kilobytes.
+# Cells of one shade are one path, and neighbours in a row are merged, so that a page for four
+# thousand ranks has only a few hundred kilobytes.
 
 NUM_SHADES = 9
 
 
 @dataclass(frozen=True)
 class Shades:
-    """Which seconds have which shade."""
+    """The range of seconds that the shades cover."""
 
     low_s: float
     high_s: float
 
     def of(self, seconds: Table) -> np.ndarray:
-        """0 to NUM_SHADES - 1; -1 where there is nothing."""
+        """Return the shade of each value, from 0 to NUM_SHADES - 1; -1 for missing values."""
         span_s = (self.high_s - self.low_s) or 1.0
         with np.errstate(invalid="ignore"):
             shade = (seconds - self.low_s) / span_s * NUM_SHADES
@@ -234,15 +234,15 @@ class Shades:
 
 
 def shades_for(part: str, seconds: Table, step_s: float = 0.0) -> Shades:
-    """Waiting counts from nothing; work from what the fastest needs, or a slow rank is not seen.
+    """Choose the range: waiting starts at zero, work at the fastest value, to show slow ranks.
 
-    Differences that do not matter are not stretched to look as if they did: of work, less than a
-    fifth; of waiting, less than a tenth of a step.
+    Insignificant differences are not exaggerated: the range covers at least a fifth of the work,
+    or for waiting a tenth of a step.
     """
     known = seconds[np.isfinite(seconds)]
     if known.size == 0:
         return Shades(0.0, 1.0)
-    # the first step compiles, allocates and connects: it must not set the scale for all others
+    # the first step compiles, allocates and connects: it must not determine the scale
     high_s = float(np.percentile(known, 99.5))
     if part != "compute":
         return Shades(0.0, max(high_s, 0.1 * step_s) or 1e-3)
@@ -250,7 +250,7 @@ def shades_for(part: str, seconds: Table, step_s: float = 0.0) -> Shades:
 
 
 def heat(grid: RankGrid, part: str) -> Markup:
-    """One part of the steps, of every rank."""
+    """Draw one part of the steps for every rank."""
     seconds = grid.seconds[part]
     shades = shades_for(part, seconds, _typical_step_s(grid))
     paths = [
@@ -310,11 +310,11 @@ def _key(shades: Shades) -> Markup:
     )
 
 
-# The ledger: one bar for all of the time, its table, and the same over time.
+# The ledger: one bar for the total, its table, and a chart over time.
 
 
 def ledger_bar(ledger: LedgerView) -> Markup:
-    """One bar, as long as the run."""
+    """Draw one bar for the whole run."""
     pieces, left = [], 0.0
     for name, seconds in ledger.seconds.items():
         share = ledger.share(name)
@@ -329,7 +329,7 @@ def ledger_bar(ledger: LedgerView) -> Markup:
 
 
 def ledger_table(ledger: LedgerView) -> Markup:
-    """Every class that took time, the first as in the bar."""
+    """Return a table of the classes that took time, in the bar's order."""
     rows = [
         Markup(
             '<tr><td><i class="swatch {}"></i>{}</td><td class="number">{}</td>'
@@ -348,7 +348,7 @@ def ledger_table(ledger: LedgerView) -> Markup:
 
 
 def ledger_over_time(ledger: LedgerView) -> Markup:
-    """Columns of the wall clock, each filled by what its seconds went to."""
+    """Draw a column per interval of the wall clock, filled with the classes' shares."""
     scale = Scale(0.0, float(ledger.edges_s[-1]) or 1.0)
     left = scale.at(ledger.edges_s)
     columns = []
@@ -360,7 +360,7 @@ def ledger_over_time(ledger: LedgerView) -> Markup:
             share = float(of[index]) / total_s if total_s else 0.0
             if share > 0.002:
                 said = f"{duration_text(float(ledger.edges_s[index]))}: {words(name)} {share:.0%}"
-                # a hair wider than its bin, so that no seam of background shows between two
+                # slightly wider than its bin, so that no background shows between two
                 columns.append(
                     box(float(left[index]), below - share, width * 1.04, share, css_of(name), said)
                 )
@@ -379,14 +379,14 @@ _CALM = ("preempted", "resized", "stopped", "restarting", "quiet")
 
 
 def css_of_kind(kind: str) -> str:
-    """Good, calm or bad: how an attempt ended."""
+    """Return the CSS class for how an attempt ended."""
     if kind in _GOOD:
         return "is-good"
     return "is-preempted" if kind in _CALM else "is-bad"
 
 
 def timeline(run: RunView) -> Markup:
-    """One row per attempt, the oldest first."""
+    """Draw one row per attempt, the oldest first."""
     scale = Scale(0.0, run.wall_s or 1.0)
     num_rows = max(1, len(run.attempts))
     rows = [

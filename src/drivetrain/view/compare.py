@@ -1,4 +1,4 @@
-"""Two runs side by side: what was asked differently, and what came of it."""
+"""Two runs side by side: their configuration differences and their outcomes."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from drivetrain.view.summary import typical
 
 @dataclass(frozen=True)
 class Row:
-    """One thing, as both runs have it; empty where one has not."""
+    """One value of both runs; empty where a run lacks it."""
 
     name: str
     here: str
     there: str
     change: str = ""
-    """How `there` compares with `here`, where both are numbers."""
+    """How `there` compares with `here`, if both are numbers."""
 
 
 @dataclass(frozen=True)
 class RunComparison:
-    """All that is told of two runs."""
+    """The comparison of two runs, for display."""
 
     here: RunView
     there: RunView
     config: Sequence[Row]
-    """Only what differs."""
+    """Only keys that differ."""
     facts: Sequence[Row]
-    """Only what differs."""
+    """Only facts that differ."""
     outcome: Sequence[Row]
     metrics: Sequence[Row]
-    """The last value of every scalar either has."""
+    """The last value of every scalar that either run has."""
     ledger: Sequence[Row]
 
     @property
     def names(self) -> tuple[str, str]:
-        """Told apart, even when both directories have one name."""
+        """Distinct names, even if both directories have the same name."""
         if self.here.name != self.there.name:
             return self.here.name, self.there.name
         return f"{self.here.name} (first)", f"{self.there.name} (second)"
 
 
 def compare_runs(here: RunView, there: RunView) -> RunComparison:
-    """Pure: from what is shown of each."""
+    """Compare two views. Pure."""
     return RunComparison(
         here,
         there,
@@ -63,7 +63,7 @@ def compare_runs(here: RunView, there: RunView) -> RunComparison:
 
 
 def change_text(here: float, there: float) -> str:
-    """'+4.2%', 'the same', '×3.1'; empty where a ratio says nothing."""
+    """Return '+4.2%', 'the same' or '×3.1'; empty if a ratio is meaningless."""
     if not (math.isfinite(here) and math.isfinite(there)):
         return ""
     if here == there:
@@ -105,7 +105,7 @@ def _metrics(here: RunView, there: RunView) -> list[Row]:
     return [
         _last_values(here.scalar(name), there.scalar(name))
         for name in names
-        if not name.startswith(("throughput/", "system/", "time/"))  # a last step's tell little
+        if not name.startswith(("throughput/", "system/", "time/"))  # last values mean little
     ]
 
 

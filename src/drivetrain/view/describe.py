@@ -1,4 +1,4 @@
-"""What a run's small files say: its attempts, its state, its config, what it ran on."""
+"""A run's attempts, state, config and environment, from its small files."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _BINS = 120
 def describe_attempts(
     attempts: Sequence[PastAttempt], last_sign_s: float, last_step: int, ending: str = ""
 ) -> list[AttemptView]:
-    """Each with an end: its own, the next one's beginning, or the last sign of life.
+    """Describe each attempt; its end is recorded, or else the next one's start or the last write.
 
-    `ending` is how the last one itself says it ended, for when no supervisor does.
+    `ending` is how the last attempt itself reported its end, for runs without a supervisor.
     """
     shown = []
     for attempt, after in pairwise([*attempts, None]):
@@ -36,7 +36,7 @@ def describe_attempts(
         begun_s = attempt.launched_s
         limit_s = last_sign_s if after is None else after.launched_s
         end_s = attempt.end_s if attempt.end_s is not None else max(limit_s, begun_s)
-        # of an attempt that nobody could speak for, only its successor's beginning is known
+        # if an attempt's end was not recorded, only its successor's first step is known
         step = attempt.last_step or (last_step if after is None else after.resumed_step)
         shown.append(
             AttemptView(
@@ -57,7 +57,7 @@ def describe_attempts(
 def state_of(
     past: Sequence[PastAttempt], shown: Sequence[AttemptView], last_sign_s: float, now_s: float
 ) -> str:
-    """In the words of `drivetrain status`."""
+    """Return the state, named as in `drivetrain status`."""
     if not shown:
         return "starting"
     is_quiet = now_s - last_sign_s >= QUIET_S
@@ -67,7 +67,7 @@ def state_of(
 
 
 def facts_of(attempts: Sequence[PastAttempt]) -> dict[str, str]:
-    """What the last attempt began with, as it was written down."""
+    """Return the facts recorded at the start of the last attempt."""
     if not attempts:
         return {}
     return {
@@ -78,7 +78,7 @@ def facts_of(attempts: Sequence[PastAttempt]) -> dict[str, str]:
 
 
 def config_of(run: RunReading) -> dict[str, tuple[str, str]]:
-    """Dotted key → (value, who said so)."""
+    """Return dotted key → (value, source)."""
     sources: Mapping[str, Any] = run.sources
     return {
         key: (_said(value), str(sources.get(key, "default")))
@@ -87,13 +87,13 @@ def config_of(run: RunReading) -> dict[str, tuple[str, str]]:
 
 
 def total_steps_of(run: RunReading) -> int | None:
-    """As the config has it; None for a run that counts epochs."""
+    """Return the config's max_steps; None for a run that counts epochs."""
     steps = run.config.get("max_steps")
     return steps if isinstance(steps, int) else None
 
 
 def ledger_view(ledger: Ledger, num_bins: int = _BINS) -> LedgerView | None:
-    """The ledger in even pieces of the wall clock."""
+    """Divide the ledger into equal bins of the wall clock."""
     if ledger.wall_s <= 0:
         return None
     edges_s = np.linspace(0.0, ledger.wall_s, num_bins + 1)
@@ -111,7 +111,7 @@ def ledger_view(ledger: Ledger, num_bins: int = _BINS) -> LedgerView | None:
 
 
 def _said(value: Any) -> str:
-    """As it is written in a config, so that it can be copied from the page."""
+    """Format a value as in a config file, so that it can be copied from the page."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
@@ -120,11 +120,11 @@ def _said(value: Any) -> str:
 
 
 _LEDGER_RANKS = 64
-"""The ledger is a mean over ranks; so many, spread evenly, are as good as all."""
+"""The ledger is a mean over ranks; this many, evenly spread, are enough."""
 
 
 def view_whole(run: RunReading, now_s: float, findings: list[Finding] | None = None) -> RunView:
-    """One pass over every rank's steps, one rank in memory at a time."""
+    """Build the complete view in one pass over all ranks, with one rank in memory at a time."""
     ranks = run.ranks
     every = max(1, -(-len(ranks) // _LEDGER_RANKS))
     builder, sample = GridBuilder(ranks), []

@@ -1,8 +1,8 @@
 """Follow a run: each look reads only what the run has written since the last one.
 
-Of rank 0 and of a few others, spread evenly, whole step files are followed, for the ledger; of all
-ranks the last steps are read, two kilobytes each, for who is slow now. In an object store, where
-each of these is a request, so many ranks are looked at as can be within a second or two.
+The ledger needs the complete step files of a few evenly spread ranks. To show which rank is slow
+now, the last steps of all ranks are read, two kilobytes each. In an object store each of these is a
+request, so the number of ranks is limited to what takes a second or two.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FAR_RANKS = 64
 
 
 class RunFollower:
-    """Remembers how far it has read."""
+    """Builds views of a live run; remembers how far it has read."""
 
     def __init__(self, run: RunReading) -> None:
         self._run = run
@@ -39,8 +39,8 @@ class RunFollower:
         self._sample: dict[int, _GrowingSteps] = {}
 
     def look(self, now_s: float) -> RunView:
-        """The run as it stands now."""
-        run = self._run = RunReading(self._run.source)  # ranks and config may have come since
+        """Read what is new and return the run's current view."""
+        run = self._run = RunReading(self._run.source)  # ranks and config may be new
         self._read_new(run)
         past = run.attempts()
         tables = [(rank, growing.table) for rank, growing in self._sample.items()]
@@ -82,7 +82,7 @@ class RunFollower:
 
 
 class _GrowingSteps:
-    """A step file that has been read so far."""
+    """A step file, and the records read from it so far."""
 
     def __init__(self, file: StepFollower) -> None:
         self._file = file
@@ -100,7 +100,7 @@ class _GrowingSteps:
 
 
 def recent_means(run: RunReading, num_steps: int = RECENT_STEPS) -> RankMeans | None:
-    """What each rank's last steps were made of."""
+    """Return the mean parts of each rank's last steps."""
     if not run.ranks:
         return None
     is_far = "://" in run.address and not run.address.startswith("file://")

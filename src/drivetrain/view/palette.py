@@ -1,7 +1,7 @@
 """One colour per meaning, the same on the page and in the terminal.
 
-After Okabe and Ito's set, which people with any of the common colour blindnesses can tell apart;
-greys are for time that is nobody's fault. Every colour has its word beside it wherever it is shown.
+After Okabe and Ito's palette, which people with common forms of colour blindness can distinguish.
+Greys are for start-up, compilation and idle time. Every colour is shown with a text label.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Colour:
-    """For a light and for a dark background."""
+    """One colour, for light and for dark backgrounds."""
 
     light: str
     dark: str
@@ -39,24 +39,24 @@ UNKNOWN = Colour("#b08f5a", "#c9ab78")
 
 
 def colour_of(name: str) -> Colour:
-    """A meaning that has none yet still shows."""
+    """Return the colour of a meaning, with a default for unknown ones."""
     return COLOURS.get(name, UNKNOWN)
 
 
 def css_of(name: str) -> str:
-    """The css class of a meaning; names come from our own files, but a page trusts nobody."""
+    """Return the CSS class of a meaning; unknown names are never put into a page."""
     kept = "".join(letter if letter.isalnum() else "-" for letter in name.lower())
     return f"is-{kept}" if name in COLOURS else "is-unknown"
 
 
 def words(name: str) -> str:
-    """data_wait → 'data wait'."""
+    """Return the label of a meaning: data_wait → 'data wait'."""
     known = {"start_up": "start-up", "redone": "redone work", "checkpoint": "checkpoint stall"}
     return known.get(name, name.replace("_", " "))
 
 
-# Little to much, after ColorBrewer's YlGnBu: even in lightness, and safe for colour-blind eyes. On
-# a dark page much is bright, on a light one dark: it must always stand out from the page.
+# Low to high, after ColorBrewer's YlGnBu: even in lightness and safe with colour blindness. High is
+# bright on a dark page and dark on a light one, so that it stands out.
 _ON_LIGHT = (
     *("#f7fbdc", "#e6f4b6", "#c4e7b5", "#7fcdbb", "#41b6c4"),
     *("#1d91c0", "#225ea8", "#253494", "#081d58"),

@@ -1,4 +1,4 @@
-"""RunView: all that is shown of a run, as values. The page and the terminal draw the same ones."""
+"""RunView: everything that is shown of a run, as values for both the page and the terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AttemptView:
     number: int
     start_s: float
     end_s: float
-    """Now, while it lives."""
+    """The time of the last write while it is alive."""
     kind: str
     """finished, failed, stalled, preempted … or running."""
     first_step: int
@@ -35,7 +35,7 @@ class AttemptView:
 
 @dataclass(frozen=True)
 class CheckpointView:
-    """One save."""
+    """One saved checkpoint."""
 
     step: int
     attempt: int
@@ -43,19 +43,19 @@ class CheckpointView:
     blocked_s: float
     """How long steps waited for it."""
     beside_s: float
-    """How long it was written beside the steps."""
+    """How long it was written in the background."""
     written_bytes: float | None = None
-    """By all ranks; None: the run did not record it."""
+    """Bytes written by all ranks; None if the run did not record it."""
     referred_bytes: float = 0.0
-    """Of it that earlier checkpoints have."""
+    """Bytes that are stored in earlier checkpoints instead."""
 
 
 @dataclass(frozen=True)
 class LedgerView:
-    """Where every second went, in all and over time."""
+    """Where every second went, in total and over time."""
 
     seconds: Mapping[str, float]
-    """By class, in the ledger's order; they add up to the wall clock."""
+    """Seconds by class, in the ledger's order; they add up to the wall clock."""
     edges_s: Floats
     """Bins of the wall clock, from 0."""
     over_time: Mapping[str, Floats]
@@ -66,7 +66,7 @@ class LedgerView:
         return sum(self.seconds.values())
 
     def share(self, name: str) -> float:
-        """Of the wall clock."""
+        """Return a class's share of the wall clock."""
         return self.seconds.get(name, 0.0) / self.wall_s if self.wall_s else 0.0
 
 
@@ -75,44 +75,44 @@ class RankGrid:
     """Seconds per step, ranks down and steps across; many ranks or steps share a cell."""
 
     rank_edges: Sequence[int]
-    """Row r is ranks rank_edges[r] to rank_edges[r + 1] - 1; the slowest of them is shown."""
+    """Row r shows the slowest of ranks rank_edges[r] to rank_edges[r + 1] - 1."""
     step_edges: Sequence[int]
-    """Column c is the steps from step_edges[c] on; their mean is shown."""
+    """Column c shows the mean of the steps from step_edges[c] on."""
     seconds: Mapping[str, Table]
-    """By part of a step: rows × columns, NaN where there was no step."""
+    """By part of a step: rows × columns, NaN where there is no step."""
 
     @property
     def num_ranks(self) -> int:
-        """Of the run at its widest."""
+        """The largest number of ranks the run had."""
         return self.rank_edges[-1] - self.rank_edges[0]
 
     def name_of_row(self, row: int) -> str:
-        """'3', or '64–127'."""
+        """Return the row's rank or ranks: '3' or '64–127'."""
         first, last = self.rank_edges[row], self.rank_edges[row + 1] - 1
         return str(first) if first == last else f"{first:,}–{last:,}"
 
 
 @dataclass(frozen=True)
 class RankMeans:
-    """What each rank's last steps were made of, in seconds per step."""
+    """The mean parts of each rank's last steps, in seconds per step."""
 
     ranks: Sequence[int]
     num_ranks: int
-    """Of the run; some of them, when these are only a sample."""
+    """The run's number of ranks; `ranks` may be only a sample."""
     seconds: Mapping[str, Floats]
     """By part of a step, one value per rank; NaN for a rank without steps."""
     step_s: Floats
-    """All of a step, with what is not among the parts."""
+    """The whole step, including what is not among the parts."""
 
     @property
     def own_s(self) -> Floats:
-        """Before a rank had to wait for others: who is slow shows here, not in the whole step."""
+        """Seconds before a rank waits for others: shows slow ranks, unlike the whole step."""
         return self.seconds["compute"] + self.seconds["data_wait"]
 
 
 @dataclass(frozen=True)
 class EventView:
-    """Something that happened, in one line."""
+    """An event in one line."""
 
     time_s: float
     what: str
@@ -120,7 +120,7 @@ class EventView:
 
 @dataclass(frozen=True)
 class RunView:
-    """A run as a person looks at it."""
+    """A run as it is shown to a person."""
 
     name: str
     state: str
@@ -134,20 +134,20 @@ class RunView:
     checkpoints: Sequence[CheckpointView]
     ledger: LedgerView | None
     ranks: RankGrid | None = None
-    """Every rank over all steps; for the page."""
+    """Every rank over all steps, for the page."""
     recent: RankMeans | None = None
-    """Every rank in its last steps; for the terminal."""
+    """Every rank in its last steps, for the terminal."""
     events: Sequence[EventView] = ()
     expert_load: LoadRecord | None = None
-    """What experts were sent last; None without any."""
+    """The latest tokens per expert; None without experts."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """What ran, on what: host, versions, layout …"""
+    """The environment: host, versions, layout …"""
     config: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Key → (value, where it came from)."""
+    """Key → (value, source)."""
     findings: Sequence[Finding] | None = None
-    """The worst first; None when nobody looked."""
+    """The most severe first; None if the run was not diagnosed."""
     plan: Sequence[tuple[str, float, float, str]] = ()
-    """What was predicted beside what was measured: (name, predicted, measured, unit)."""
+    """Predictions and measurements: (name, predicted, measured, unit)."""
 
     @property
     def wall_s(self) -> float:
@@ -155,6 +155,6 @@ class RunView:
         return self.end_s - self.start_s
 
     def scalar(self, name: str) -> ChartSeries:
-        """Empty when the run has none of that name."""
+        """Return a scalar; an empty series if the run has none of that name."""
         nothing = np.zeros(0)
         return self.scalars.get(name, ChartSeries(name, nothing, nothing))

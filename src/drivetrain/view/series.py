@@ -1,4 +1,4 @@
-"""Series and Scale: a scalar over steps as an eye would see it, and where it is drawn."""
+"""Series and Scale: a scalar over steps, and the position of values in a chart."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Series: one scalar over steps, and how it is thinned out without losing what an eye would see.
+# Series: one scalar over steps, and how it is downsampled without visible loss.
 #
 # A curve of a million points on six hundred columns of pixels shows, in each column, where the line
-# enters, how low and how high it goes and where it leaves. Those four points per column draw the
+# enters, its lowest and highest point, and where it leaves. These four points per column draw the
 # same pixels as all of them (M4, Jugel et al., VLDB 2014); an average would hide the spikes.
 
 Floats = NDArray[np.float64]
@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ChartSeries:
-    """A scalar's values in the order of its steps; what is not finite stays in."""
+    """A scalar's values in step order, including non-finite ones."""
 
     name: str
     steps: Floats
@@ -28,28 +28,28 @@ class ChartSeries:
 
     @property
     def is_empty(self) -> bool:
-        """No point at all."""
+        """Whether there are no points."""
         return self.steps.size == 0
 
     @property
     def last(self) -> float:
-        """The newest value; NaN when there is none."""
+        """The newest value; NaN if there is none."""
         return float(self.values[-1]) if self.values.size else float("nan")
 
     @property
     def finite(self) -> ChartSeries:
-        """Only what can be drawn."""
+        """The finite points only."""
         kept = np.isfinite(self.values)
         return ChartSeries(self.name, self.steps[kept], self.values[kept])
 
     @property
     def broken_steps(self) -> Floats:
-        """Where the value was not a number, or infinite."""
+        """Steps at which the value is NaN or infinite."""
         return self.steps[~np.isfinite(self.values)]
 
 
 def make_series(name: str, steps: Any, values: Any) -> ChartSeries:
-    """Sorted by step; of a step that was done twice, the value that came last."""
+    """Sort by step; of a repeated step, keep the last value."""
     at = np.asarray(steps, dtype=np.float64)
     of = np.asarray(values, dtype=np.float64)
     order = np.argsort(at, kind="stable")
@@ -59,7 +59,7 @@ def make_series(name: str, steps: Any, values: Any) -> ChartSeries:
 
 
 def thinned(series: ChartSeries, num_columns: int) -> ChartSeries:
-    """At most four points per column: first, lowest, highest, last, in their order."""
+    """Keep at most four points per column, in order: first, lowest, highest, last."""
     if series.steps.size <= 4 * num_columns:
         return series
     low, high = series.steps[0], series.steps[-1]
@@ -76,7 +76,7 @@ def thinned(series: ChartSeries, num_columns: int) -> ChartSeries:
 
 
 def smoothed(series: ChartSeries, num_points: int = 400) -> ChartSeries:
-    """A running mean over a fiftieth of the curve: the trend behind a noisy one."""
+    """Return a running mean over a fiftieth of the curve, as the trend of a noisy one."""
     drawn = series.finite
     width = drawn.values.size // 50
     if width < 3:
@@ -90,7 +90,7 @@ def smoothed(series: ChartSeries, num_points: int = 400) -> ChartSeries:
 
 def _corners(values: Floats, offset: int) -> list[int]:
     if not np.isfinite(values).all():
-        # a break in the line belongs to what is seen; columns that have one stay whole
+        # a gap in the line is visible: keep all points of such a column
         return list(range(offset, offset + values.size))
     corners = {0, values.size - 1, int(values.argmin()), int(values.argmax())}
     return [offset + index for index in sorted(corners)]
@@ -102,37 +102,37 @@ _TITLES = {
     "train/grad_norm": "Gradient norm",
     "throughput/samples_per_sec": "Samples per second",
     "throughput/tokens_per_sec": "Tokens per second",
-    "experts/busiest": "Busiest expert, times its share",
-    "experts/idle": "Experts without a token, share",
+    "experts/busiest": "Busiest expert, multiple of its share",
+    "experts/idle": "Share of experts without tokens",
     "throughput/device/mfu": "Model FLOPs utilisation",
 }
 _FIRST = ("train/loss", "val/", "throughput/", "train/", "system/")
 
 
 def title_of(name: str) -> str:
-    """train/loss → 'Loss'; a name nobody foresaw is its own title."""
+    """Return a scalar's title: train/loss → 'Loss'; other names are their own title."""
     if name.startswith("val/"):
         return f"Validation {name.removeprefix('val/').replace('_', ' ')}"
     return _TITLES.get(name, name)
 
 
 def is_drawn(name: str) -> bool:
-    """Not a step's seconds: the ledger and the map of ranks have them for every step."""
+    """Whether to draw a curve; the parts of a step are in the ledger and the rank map instead."""
     return not name.startswith("time/")
 
 
 def is_about_the_machine(name: str) -> bool:
-    """Looked at when something is wrong."""
+    """Whether a scalar is a system metric."""
     return name.startswith("system/")
 
 
 def order_of(name: str) -> tuple[int, str]:
-    """Loss and validation first, then throughput, how it was trained, the machine, the rest."""
+    """Sort key: loss, validation, throughput, training, system metrics, then the rest."""
     rank = next((i for i, start in enumerate(_FIRST) if name.startswith(start)), len(_FIRST))
     return rank, name
 
 
-# Scale: from values to a place between 0 and 1, with ticks a person would choose.
+# Scale: maps values to positions between 0 and 1, with round ticks.
 
 _MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86400.0
 _DURATIONS_S = (
@@ -145,14 +145,14 @@ _DURATIONS_S = (
 
 @dataclass(frozen=True)
 class Scale:
-    """Where a value stands between two ends."""
+    """Maps values to positions between two ends."""
 
     low: float
     high: float
     is_log: bool = False
 
     def at(self, values: Floats) -> Floats:
-        """0 at the low end, 1 at the high one; what lies outside is outside."""
+        """Return positions: 0 at the low end, 1 at the high end; other values lie beyond them."""
         low, high = self.low, self.high
         if self.is_log:
             low, high = math.log10(low), math.log10(high)
@@ -161,12 +161,12 @@ class Scale:
         return (values - low) / ((high - low) or 1.0)
 
     def place(self, value: float) -> float:
-        """The same for one value."""
+        """Return the position of one value."""
         return float(self.at(np.array([value]))[0])
 
 
 def value_scale(values: Floats) -> Scale:
-    """For a curve: a little air around it; by powers of ten when it spans more than fifty-fold."""
+    """Return a curve's scale with a margin; logarithmic if the values span more than fifty-fold."""
     drawn = values[np.isfinite(values)]
     if drawn.size == 0:
         return Scale(0.0, 1.0)
@@ -179,13 +179,13 @@ def value_scale(values: Floats) -> Scale:
 
 
 def from_zero(values: Floats) -> Scale:
-    """For rates and seconds: their size is their distance from nothing."""
+    """Return a scale that starts at zero, for rates and seconds."""
     drawn = values[np.isfinite(values)]
     return Scale(0.0, (float(drawn.max()) if drawn.size else 0.0) * 1.08 or 1.0)
 
 
 def ticks(scale: Scale, count: int) -> list[float]:
-    """Round values inside the scale, about `count` of them."""
+    """Return about `count` round values within the scale."""
     if scale.is_log:
         return _log_ticks(scale, count)
     step = _round_step((scale.high - scale.low) / max(1, count))
@@ -195,12 +195,12 @@ def ticks(scale: Scale, count: int) -> list[float]:
 
 
 def step_ticks(scale: Scale, count: int) -> list[float]:
-    """Whole numbers only: there is no half step."""
+    """Return ticks that are whole steps."""
     return [tick for tick in ticks(scale, count) if tick == round(tick)]
 
 
 def duration_ticks(scale: Scale, count: int) -> list[float]:
-    """Seconds, minutes, hours or days, whatever is round."""
+    """Return ticks at round seconds, minutes, hours or days."""
     wanted = (scale.high - scale.low) / max(1, count)
     step = next((each for each in _DURATIONS_S if each >= wanted), _DURATIONS_S[-1])
     last = math.floor(scale.high / step + 1e-9)
@@ -208,7 +208,7 @@ def duration_ticks(scale: Scale, count: int) -> list[float]:
 
 
 def number_text(value: float) -> str:
-    """0.00025 → '2.5e-4', 12000 → '12k', 0.5 → '0.5'."""
+    """Format a number: 0.00025 → '2.5e-4', 12000 → '12k', 0.5 → '0.5'."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else str(value)
     size = abs(value)
@@ -223,7 +223,7 @@ def number_text(value: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """In the one or two units that matter: '42 ms', '3.5 s', '3 min 20 s', '2 h 5 min'."""
+    """Format a duration in one or two units: '42 ms', '3.5 s', '3 min 20 s', '2 h 5 min'."""
     if seconds < 0.9995:
         return "0 s" if seconds <= 0 else f"{seconds * 1e3:.3g} ms"
     if seconds < 9.95:
@@ -246,7 +246,7 @@ _UNITS = (
 
 def _round_step(wanted: float) -> float:
     power = 10.0 ** math.floor(math.log10(wanted))
-    # rather a few more than so few that the eye has nothing to hold on to
+    # rather a few more ticks than too few
     return next(m * power for m in (1.0, 2.0, 5.0, 10.0) if m * power >= wanted * 0.75)
 
 

@@ -1,4 +1,4 @@
-"""The top of a report: the few numbers somebody asks for first, and a paragraph."""
+"""The top of a report: key figures and a summary paragraph."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from drivetrain.view.palette import words
 from drivetrain.view.run_view import RunView
 from drivetrain.view.series import duration_text, number_text
 
-# The figures at the top: the few numbers somebody asks for first.
+# The key figures at the top.
 
 _RATES = (("throughput/tokens_per_sec", "tokens/s"), ("throughput/samples_per_sec", "samples/s"))
 
 
 def key_figures(run: RunView) -> list[tuple[str, str]]:
-    """(name, value) of what there is."""
+    """Return (name, value) of the figures that are available."""
     is_through = run.total_steps is None or run.step >= run.total_steps
     of = "" if is_through else f" of {run.total_steps:,}"
     shown = [("steps", f"{run.step:,}{of}"), ("wall clock", duration_text(run.wall_s))]
@@ -40,13 +40,13 @@ def key_figures(run: RunView) -> list[tuple[str, str]]:
 
 
 def typical(run: RunView, name: str) -> float | None:
-    """The median: a rate's mean is drawn down by the one slow start."""
+    """Return a scalar's median; a rate's mean would be lowered by the slow start."""
     values = sorted(v for v in run.scalar(name).values.tolist() if math.isfinite(v))
     return values[len(values) // 2] if values else None
 
 
 def planned_and_measured(run: RunView, plan: Mapping[str, Any]) -> RunView:
-    """The run with its plan's rows; unchanged when there is no plan."""
+    """Return the run with its plan's rows; unchanged if there is no plan."""
     if not plan.get("plans"):
         return run
     best, samples = plan["plans"][0], plan["question"]["global_batch_size"]
@@ -60,11 +60,11 @@ def planned_and_measured(run: RunView, plan: Mapping[str, Any]) -> RunView:
     return replace(run, plan=rows)
 
 
-# The paragraph at the top: what became of the run, where its time went, what to look at.
+# The paragraph at the top: the outcome, where the time went, and the worst finding.
 
 
 def verdict(run: RunView) -> str:
-    """A few sentences, the most important first."""
+    """Return the summary: a few sentences, the most important first."""
     said = [_outcome(run), _failures(run), _time(run), _loss(run), _findings(run)]
     return " ".join(sentence for sentence in said if sentence)
 
@@ -82,7 +82,7 @@ def _outcome(run: RunView) -> str:
         case "preempted":
             return f"Stopped and saved after step {run.step:,}{of}{on}; it can be resumed."
         case "restarting":
-            return f"Starting again{on} after step {run.step:,}{of}, {took} into the run."
+            return f"Restarting{on} after step {run.step:,}{of}, {took} into the run."
         case "quiet":
             return f"Nothing has been written for a while; last seen at step {run.step:,}{of}{on}."
     last = run.attempts[-1].what if run.attempts else ""
@@ -117,9 +117,9 @@ def _loss(run: RunView) -> str:
     if loss.is_empty:
         return ""
     if not math.isfinite(loss.last):
-        return f"The loss is no longer a number: {loss.last} at step {loss.steps[-1]:,.0f}."
+        return f"The loss is no longer finite: {loss.last} at step {loss.steps[-1]:,.0f}."
     if loss.broken_steps.size:
-        return f"The loss was not a number at step {loss.broken_steps[0]:,.0f}."
+        return f"The loss was not finite at step {loss.broken_steps[0]:,.0f}."
     first = float(loss.values[0])
     moved = "fell" if loss.last < first else "rose"
     return f"The loss {moved} from {number_text(first)} to {number_text(loss.last)}."
@@ -135,7 +135,7 @@ def _findings(run: RunView) -> str:
 
 
 def as_sentence(words: str) -> str:
-    """With a capital, and a full stop."""
+    """Capitalize the text and end it with a full stop."""
     ended = words if words.endswith((".", "!", "?")) else f"{words}."
     return ended[:1].upper() + ended[1:]
 

@@ -24,7 +24,7 @@ export NOTE='two words'
 
 module load cuda
 
-# Each start of the job meets in a place of its own.
+# Each start of the job has its own rendezvous.
 rdzv_id=$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}
 
 # One supervisor per node: it starts the node's ranks and watches them.

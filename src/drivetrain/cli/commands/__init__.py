@@ -1,4 +1,4 @@
-"""What can be typed: names, options and help. The verbs themselves are imported when called."""
+"""Names, options and help of the commands. Their code is imported when they are called."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 
 class Verbs(TyperGroup):
-    """Lists verbs with the whole first sentence of their help; click cuts it to one line."""
+    """Lists commands with the whole first sentence of their help; click cuts it to one line."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         listed = [(name, self.commands[name]) for name in self.list_commands(ctx)]
@@ -19,7 +19,7 @@ class Verbs(TyperGroup):
             )
 
 
-# Arguments and options that several verbs take.
+# Arguments and options of several commands.
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Directory of the run.")]
 

@@ -1,4 +1,4 @@
-"""Is this place, this script, this run to be trusted?"""
+"""Checks of hosts, scripts and runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ verbs = typer.Typer()
 
 
 @verbs.command()
-def doctor(  # noqa: PLR0913, PLR0917 - one for each thing that can be asked
+def doctor(  # noqa: PLR0913, PLR0917 - each is a flag
     argv: Annotated[
         list[str] | None,
         typer.Argument(
@@ -42,7 +42,7 @@ def doctor(  # noqa: PLR0913, PLR0917 - one for each thing that can be asked
     meet: Annotated[
         str | None,
         typer.Option(
-            help="Shared folder through which the hosts of a job find each other, under srun."
+            help="Shared folder through which the hosts of a job find each other (under srun)."
         ),
     ] = None,
     members: Annotated[
@@ -108,7 +108,7 @@ def drill(
 ) -> None:
     """Inject faults into SCRIPT's run and check that it recovers exactly.
 
-    Each fault is a run of its own: it must finish without help, with the weights of the undisturbed
+    Each fault gets its own run, which must finish without help, with the weights of the undisturbed
     run, every sample used once, the newest checkpoint intact and no process left behind.
     """
     from drivetrain.cli.verify import drill_script
@@ -117,7 +117,7 @@ def drill(
     raise typer.Exit(drill_script(argv, ranks, tuple(faults.split(",")), at_step))
 
 
-# Certificates for one's own script.
+# Certificates for the user's own script.
 
 certificate_verbs = typer.Typer(
     cls=Verbs, help="Certificates for your own script.", no_args_is_help=True
@@ -169,15 +169,17 @@ def parity(
 def curve(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories.")],
     expected: Annotated[
-        str, typer.Option(help="A file that --write has made: hold the run against it.")
+        str, typer.Option(help="File written by --write: compare the run with it.")
     ] = "",
-    write: Annotated[str, typer.Option(help="Make such a file of runs of several seeds.")] = "",
-    metric: Annotated[str, typer.Option(help="With --write: which curve.")] = "val/loss",
+    write: Annotated[
+        str, typer.Option(help="Write such a file from runs with several seeds.")
+    ] = "",
+    metric: Annotated[str, typer.Option(help="With --write: name of the metric.")] = "val/loss",
 ) -> None:
-    """Hold a run's curve against those of other seeds; exit code 1 when it is not one of them.
+    """Compare a run's curve with those of other seeds; exit code 1 if it is outside their interval.
 
     At each step of the file the value must lie in the seeds' prediction interval, at a level that
-    refuses one more seed once in a hundred times.
+    rejects one in a hundred runs with a new seed.
 
     drivetrain verify curve runs/seed-1 runs/seed-2 runs/seed-3 --write curve.json
     drivetrain verify curve runs/new --expected curve.json

@@ -1,4 +1,4 @@
-"""What a run has saved."""
+"""`drivetrain checkpoint`: what a run has saved."""
 
 from __future__ import annotations
 
@@ -40,21 +40,23 @@ def export(
     target: Annotated[str, typer.Argument(help="New folder (safetensors) or .pt file to write.")],
     step: Annotated[int | None, typer.Option(help="Step to export; default: the newest.")] = None,
     best: Annotated[
-        bool, typer.Option("--best", help="The best by checkpoint.keep_best, not the newest.")
+        bool,
+        typer.Option("--best", help="Export the best by checkpoint.keep_best, not the newest."),
     ] = False,
     ema: Annotated[
-        bool, typer.Option("--ema", help="The averages of the hook EMA in place of the weights.")
+        bool,
+        typer.Option("--ema", help="Export the averages of the EMA hook instead of the weights."),
     ] = False,
     form: Annotated[
         Literal["auto", "huggingface", "safetensors", "pt"],
         typer.Option(
             "--format",
             help="huggingface: weights, config and tokenizer for from_pretrained; safetensors: "
-            "weights alone; pt: for torch.load. auto: by the target and by what there is.",
+            "weights alone; pt: for torch.load. auto: chosen by the target and the checkpoint.",
         ),
     ] = "auto",
     max_shard_gb: Annotated[
-        float, typer.Option(help="Largest file; more than this is split.")
+        float, typer.Option(help="Largest file in GB; weights above it are split.")
     ] = 5.0,
 ) -> None:
     """Export the weights for other libraries, under the model's own names."""

@@ -1,4 +1,4 @@
-"""Learn distributed training by writing it."""
+"""`drivetrain learn`: learn distributed training by writing it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ExerciseName = Annotated[
 
 @verbs.command(name="list")
 def list_all() -> None:
-    """All phases and exercises."""
+    """List all phases and exercises."""
     from drivetrain.cli.learn import show_list
 
     show_list()
@@ -51,7 +51,7 @@ def check(
     exercise: ExerciseName = "",
     phase: Annotated[str, typer.Option(help="All exercises of a phase.")] = "",
 ) -> None:
-    """Run an exercise's checks on real processes; exit code 1 when something is not right yet."""
+    """Run an exercise's checks on real processes; exit code 1 if a check fails."""
     from drivetrain.cli.learn import check_exercises
 
     raise typer.Exit(check_exercises(exercise, phase))
@@ -59,7 +59,7 @@ def check(
 
 @verbs.command()
 def hint(exercise: ExerciseName = "") -> None:
-    """A hint for what the last check found; again for the next one."""
+    """Show a hint for what the last check found; run it again for the next hint."""
     from drivetrain.cli.learn import show_hint
 
     show_hint(exercise)
@@ -67,7 +67,7 @@ def hint(exercise: ExerciseName = "") -> None:
 
 @verbs.command()
 def solution(exercise: ExerciseName = "") -> None:
-    """Write the solution into solutions/, after a try of your own."""
+    """Write the solution into solutions/, once you have tried the exercise."""
     from drivetrain.cli.learn import write_solution
 
     write_solution(exercise)
@@ -75,7 +75,7 @@ def solution(exercise: ExerciseName = "") -> None:
 
 @verbs.command()
 def progress() -> None:
-    """What is done, and scores beside the solution's and the physical limit."""
+    """Show what is done, with your scores, the solution's and the physical limit."""
     from drivetrain.cli.learn import show_progress
 
     show_progress()
@@ -85,7 +85,7 @@ def progress() -> None:
 def done(
     item: Annotated[str, typer.Argument(metavar="ITEM", help="lecture-1 … lecture-7, project")],
 ) -> None:
-    """Tick off what no program can see: a lecture that was read, the project handed in."""
+    """Mark as done what no program can check: a lecture you read, the project you handed in."""
     from drivetrain.cli.learn import mark_done
 
     mark_done(item)
@@ -94,10 +94,10 @@ def done(
 @verbs.command()
 def quiz(
     question: Annotated[
-        int | None, typer.Option(metavar="N", help="Ask this one, answered or not.")
+        int | None, typer.Option(metavar="N", help="Ask this question, even if answered.")
     ] = None,
 ) -> None:
-    """25 questions, one at a time, each with its explanation; most are answered by running."""
+    """Ask 25 questions, one at a time, with explanations; most you can answer by running code."""
     from drivetrain.cli.learn import ask_quiz
 
     ask_quiz(question)
@@ -105,7 +105,7 @@ def quiz(
 
 @puzzle.command(name="list")
 def list_puzzles() -> None:
-    """All puzzles, by what a user would report."""
+    """List all puzzles, with the symptom that a user would report."""
     from drivetrain.cli import puzzles
 
     puzzles.show_list()
@@ -113,7 +113,7 @@ def list_puzzles() -> None:
 
 @puzzle.command(name="start")
 def start_puzzle(name: PuzzleName) -> None:
-    """Copy the script to this folder, and tell the symptom and what to run."""
+    """Copy the script to this folder, and print the symptom and what to run."""
     from drivetrain.cli import puzzles
 
     puzzles.start(name)
@@ -121,9 +121,10 @@ def start_puzzle(name: PuzzleName) -> None:
 
 @puzzle.command(name="check")
 def check_puzzle(
-    name: PuzzleName, line: Annotated[int, typer.Argument(metavar="LINE", help="Of the script.")]
+    name: PuzzleName,
+    line: Annotated[int, typer.Argument(metavar="LINE", help="Line of the script.")],
 ) -> None:
-    """Whether the bug is in LINE; exit code 1 when it is not."""
+    """Check whether the bug is in LINE; exit code 1 if it is not."""
     from drivetrain.cli import puzzles
 
     raise typer.Exit(puzzles.check(name, line))
@@ -131,7 +132,7 @@ def check_puzzle(
 
 @puzzle.command(name="hint")
 def hint_for_puzzle(name: PuzzleName) -> None:
-    """A hint; again for the next one."""
+    """Show a hint; run it again for the next one."""
     from drivetrain.cli import puzzles
 
     puzzles.show_hint(name)
@@ -139,7 +140,7 @@ def hint_for_puzzle(name: PuzzleName) -> None:
 
 @puzzle.command(name="solution")
 def solution_of_puzzle(name: PuzzleName) -> None:
-    """Write the script put right into solutions/, after a try of your own, and why."""
+    """Write the fixed script and why into solutions/, once you have tried the puzzle."""
     from drivetrain.cli import puzzles
 
     puzzles.write_solution(name)

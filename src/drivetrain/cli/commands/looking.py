@@ -1,4 +1,4 @@
-"""See what a run did, and why."""
+"""Commands that show what a run did, and why."""
 
 from __future__ import annotations
 

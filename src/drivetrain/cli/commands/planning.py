@@ -1,4 +1,4 @@
-"""Before devices are paid for."""
+"""Commands for planning before you pay for devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ verbs = typer.Typer()
 
 
 @verbs.command()
-def plan(  # noqa: PLR0913, PLR0917 - a verb's options
+def plan(  # noqa: PLR0913, PLR0917 - each is a flag
     model: Annotated[
         str,
         typer.Argument(
@@ -137,7 +137,7 @@ def rehearse(
 
 
 @verbs.command()
-def simulate(  # noqa: PLR0913, PLR0917 - a command's flags are its arguments
+def simulate(  # noqa: PLR0913, PLR0917 - each is a flag
     nodes: Annotated[int, typer.Option(help="Number of nodes that train.")] = 0,
     mtbf: Annotated[
         str, typer.Option(help="Mean time between failures of one node: 240d, 5700h.")
@@ -188,7 +188,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - a command's flags are its arguments
     \b
       drivetrain simulate --nodes 2048 --mtbf 237d --days 54 --spares 16 --price 2.5
     """  # noqa: D301 - \b is click's mark for text that must not be wrapped
-    flags = dict(locals())  # every flag, by its name
+    flags = dict(locals())  # every flag by name
     from drivetrain.cli import planning as verb
 
     if published:

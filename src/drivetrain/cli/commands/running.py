@@ -1,4 +1,4 @@
-"""Start runs and look after them."""
+"""Commands that start and manage runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ verbs = typer.Typer()
         "allow_extra_args": True,
         "ignore_unknown_options": True,
         "allow_interspersed_args": False,  # after the script, --help is the script's
-        "help_option_names": [],  # ours, which also knows the target's flags
+        "help_option_names": [],  # --help is ours: it also shows the target's flags
     },
     options_metavar="[FLAGS]",
 )
@@ -32,7 +32,7 @@ def train(context: typer.Context) -> None:
                            default: one per GPU, or one
       --nnodes N           number of nodes (--num-nodes means the same)
       --rdzv-endpoint H:P  where several nodes rendezvous
-      --plan auto|FILE     plan first and run the best plan; --cluster says what for
+      --plan auto|FILE     plan first and run the best plan; --cluster names the hardware
       --run-dir DIR        the run's directory; the same command resumes from its newest
                            checkpoint, and nodes that share it rendezvous in it
       --accept-change KEY  resume although KEY (seed, data.shuffle, …) has changed since the
@@ -44,24 +44,24 @@ def train(context: typer.Context) -> None:
       --script SCRIPT      the script by name; --backend sets parallel.strategy, or --on ray
 
     Less often: --spares N (warm spare processes; one per rank), --warm-start (import once, fork the
-    ranks), --grace-period S (time to save after SIGTERM; 30), --stall-timeout S (least time without
-    a step that counts as a stall; 60), --slow-timeout S (the same while starting, saving,
+    ranks), --grace-period S (time to save after SIGTERM; 30), --stall-timeout S (shortest time
+    without a step that counts as a stall; 60), --slow-timeout S (the same while starting, saving,
     evaluating or compiling; 900), --max-preemptions N, --max-startup-failures N.
 
     Without --rdzv-endpoint a free port is used, never a fixed one. ARGS go to the script. A script
     that calls drivetrain.load_config() takes --config FILE and any number of path.to.key=value.
     Exit code 75 means: saved, run the same command again to resume.
 
-    --on TARGET hands the run to slurm, ray, kubernetes, hosts (over ssh) or local (here, in the
+    --on TARGET submits the run to slurm, ray, kubernetes, hosts (over ssh) or local (here, in the
     background) and returns; then jobs, logs, stop and resume take its directory:
 
     \b
       --on TARGET          slurm, ray, kubernetes, hosts, local; --hosts FILE means --on hosts
       --nodes N            (--nnodes) and --gpus-per-node N, --time H:MM:SS, --job-name NAME,
-                           --env NAME[=VALUE], and what the target itself takes
-      --on TARGET --help   what the target itself takes, flag by flag
+                           --env NAME[=VALUE], and the target's own flags
+      --on TARGET --help   list the target's own flags
       --dry-run            print what would be submitted
-      --wait               follow the run to its end, and exit with its code
+      --wait               follow the run to its end, and exit with its exit code
       --launch-file FILE   a YAML file with any of these flags
 
     \b

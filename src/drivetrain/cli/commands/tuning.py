@@ -1,4 +1,4 @@
-"""Search over runs."""
+"""`drivetrain tune`: search over runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Folder = Annotated[str, typer.Argument(metavar="STUDY", help="Directory of the s
 
 
 class _RunByDefault(Verbs):
-    """`tune SCRIPT …` drives a study; `tune ls` and the like look at one."""
+    """`tune SCRIPT …` runs a study; `tune ls`, `show` … inspect studies."""
 
     default_verb = "run"
 
@@ -26,105 +26,115 @@ class _RunByDefault(Verbs):
 verbs = typer.Typer(
     cls=_RunByDefault,
     no_args_is_help=True,
-    help="Search: `tune SCRIPT --space FILE --trials N` drives one; ls, show, plot, verify …",
+    help="Hyperparameter search: `tune SCRIPT --space FILE --trials N` runs a study.",
 )
 
 
 @verbs.command(
     name="run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
 )
-def run_study(  # noqa: PLR0913, PLR0917 - flags
+def run_study(  # noqa: PLR0913, PLR0917 - each is a flag
     context: typer.Context,
     script: Annotated[str, typer.Argument(metavar="SCRIPT")],
     space: Annotated[str, typer.Option(help="YAML or Python file: config keys and their ranges.")],
-    trials: Annotated[int, typer.Option(help="How many; a grid and a population have theirs.")] = 0,
-    nproc_per_trial: Annotated[int, typer.Option(help="Ranks of each trial.")] = 1,
-    parallel_trials: Annotated[int, typer.Option(help="Trials at a time.")] = 1,
+    trials: Annotated[
+        int, typer.Option(help="Number of trials; not needed for a grid or a population.")
+    ] = 0,
+    nproc_per_trial: Annotated[int, typer.Option(help="Ranks per trial.")] = 1,
+    parallel_trials: Annotated[int, typer.Option(help="Number of trials that run at a time.")] = 1,
     study: Annotated[
         str, typer.Option(help="The study's directory; the same command resumes it.")
     ] = "",
-    metric: Annotated[str, typer.Option(help="Of the evaluations: loss, accuracy …")] = "loss",
+    metric: Annotated[
+        str, typer.Option(help="Metric of the evaluations: loss, accuracy …")
+    ] = "loss",
     mode: Annotated[str, typer.Option(help="min or max.")] = "min",
     objective: Annotated[
         list[str] | None,
         typer.Option(
-            help="Several, instead of --metric: loss:min, accuracy:max, time_s:min, cost:min; "
-            "a Pareto front is found."
+            help="Repeatable, instead of --metric: loss:min, accuracy:max, time_s:min, cost:min; "
+            "the study finds a Pareto front."
         ),
     ] = None,
     sampler: Annotated[
         str, typer.Option(help="tpe, random, gp, cmaes, nsgaii, qmc, grid (every combination).")
     ] = "tpe",
-    seed: Annotated[int, typer.Option(help="Every draw follows from it.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the study.")] = 0,
     schedule: Annotated[
         str,
         typer.Option(
-            help="deterministic: the same result on any number of workers. eager: by what is known."
+            help="deterministic: same result on any number of workers. eager: by results so far."
         ),
     ] = "deterministic",
     generation: Annotated[
-        int, typer.Option(help="Trials that know the same results, and compete at the rungs.")
+        int,
+        typer.Option(help="Trials drawn from the same earlier results; they compete at rungs."),
     ] = 8,
     rungs: Annotated[
-        str, typer.Option(help="Steps at which trials pause and the best go on: 20,60.")
+        str, typer.Option(help="Steps at which trials pause and the best continue: 20,60.")
     ] = "",
-    factor: Annotated[int, typer.Option(help="At a rung one of so many goes on.")] = 3,
+    factor: Annotated[int, typer.Option(help="At a rung one in FACTOR trials continues.")] = 3,
     stopping: Annotated[
-        str, typer.Option(help="Who goes on at --rungs: successive-halving, hyperband, median.")
+        str, typer.Option(help="Rule at --rungs: successive-halving, hyperband, median.")
     ] = "successive-halving",
     promote: Annotated[
         str,
         typer.Option(
-            help="pause: trials wait at a rung for each other. stop: each goes straight on or ends."
+            help="pause: trials wait for each other at a rung. stop: each continues or ends there."
         ),
     ] = "pause",
     patience: Annotated[
-        int | None, typer.Option(help="End a trial after so many evaluations without a better one.")
+        int | None,
+        typer.Option(help="End a trial after this many evaluations without improvement."),
     ] = None,
     warm_start: Annotated[
-        str, typer.Option(help="An earlier study, whose finished trials are known from the start.")
+        str,
+        typer.Option(help="Earlier study whose finished trials the sampler knows from the start."),
     ] = "",
     population: Annotated[
         int, typer.Option(help="Population based training: members that fork at the rungs.")
     ] = 0,
     quantile: Annotated[
-        float, typer.Option(help="Part of a population that is replaced, by forks of the best.")
+        float,
+        typer.Option(help="Fraction of a population that forks of the best replace at a rung."),
     ] = 0.25,
     explore: Annotated[
         str,
         typer.Option(
-            help="How a fork's values come about: perturb (by chance, near its donor's) or pb2 "
-            "(numbers by a Gaussian process of what members have gained so far)."
+            help="How a fork gets its values: perturb (at random, near its donor's) or pb2 "
+            "(numbers from a Gaussian process over the members' gains so far)."
         ),
     ] = "perturb",
     perturb: Annotated[
-        str, typer.Option(help="A fork's numbers are its donor's times one of these.")
+        str, typer.Option(help="A fork's numbers are its donor's times one of these factors.")
     ] = "0.8,1.2",
     resample: Annotated[
-        float, typer.Option(help="How likely a fork's value is drawn anew instead.")
+        float, typer.Option(help="Probability that a fork's value is drawn from its range instead.")
     ] = 0.25,
     cluster: Annotated[
         str,
         typer.Option(
-            help="cluster.yaml or NAME:COUNT (h100:8): trials that cannot fit there are dropped."
+            help="cluster.yaml or NAME:COUNT (h100:8): trials that cannot fit on it are dropped."
         ),
     ] = "",
     budget: Annotated[
         str,
         typer.Option(
-            help="12h (device-hours), 200USD or 1e18flops: nothing begins that would exceed it."
+            help="12h (device-hours), 200USD or 1e18flops: no run starts that would exceed it."
         ),
     ] = "",
-    max_restarts: Annotated[int, typer.Option(help="Of a trial whose supervisor is killed.")] = 3,
+    max_restarts: Annotated[
+        int, typer.Option(help="Restarts of a trial whose supervisor is killed.")
+    ] = 3,
     on: Annotated[
         str,
         typer.Option(
             help="Where trials run: local (the default), slurm, ray, hosts, kubernetes. Its flags "
-            "(`train --on TARGET --help`) then stand after SCRIPT, before the script's words."
+            "(`train --on TARGET --help`) follow SCRIPT, before the script's arguments."
         ),
     ] = "",
 ) -> None:
-    """Drive a study: trials are runs of SCRIPT; further words go to it (path.to.key=value)."""
+    """Run a study: trials are runs of SCRIPT; further arguments go to it (path.to.key=value)."""
     from drivetrain.cli.tune import run, settings_from
 
     values = {
@@ -159,11 +169,11 @@ def run_study(  # noqa: PLR0913, PLR0917 - flags
 
 @verbs.command()
 def ls(
-    folder: Annotated[str, typer.Argument(metavar="[FOLDER]", help="A folder of studies.")] = (
-        "studies"
-    ),
+    folder: Annotated[
+        str, typer.Argument(metavar="[FOLDER]", help="Folder that holds the studies.")
+    ] = ("studies"),
 ) -> None:
-    """List studies: how far they are, and their best trial."""
+    """List studies with their progress and best trial."""
     from drivetrain.cli.tune import ls as list_studies
 
     with reading(folder):
@@ -173,7 +183,9 @@ def ls(
 @verbs.command()
 def show(
     study: Folder,
-    trial: Annotated[int | None, typer.Option(help="Only this one, with all it has done.")] = None,
+    trial: Annotated[
+        int | None, typer.Option(help="Show only this trial, with its history.")
+    ] = None,
 ) -> None:
     """Show a study's trials, the best first."""
     from drivetrain.cli.tune import show as show_study
@@ -186,7 +198,7 @@ def show(
 def export(
     study: Folder,
     form: Annotated[str, typer.Option("--format", help="csv or json.")] = "csv",
-    output: Annotated[str | None, typer.Option("-o", "--output", help="A file.")] = None,
+    output: Annotated[str | None, typer.Option("-o", "--output", help="File to write.")] = None,
 ) -> None:
     """Export every trial with its values and result."""
     from drivetrain.cli.tune import export as export_study
@@ -198,9 +210,9 @@ def export(
 @verbs.command()
 def verify(
     study: Folder,
-    trial: Annotated[int | None, typer.Option(help="Not the best, but this one.")] = None,
+    trial: Annotated[int | None, typer.Option(help="Trial to replay; default: the best.")] = None,
 ) -> None:
-    """Train a trial once more from the root of its line: does it end with the same bits?"""
+    """Replay a trial from the root of its lineage and check that it ends bit for bit the same."""
     from drivetrain.cli.tune import verify as verify_trial
 
     raise typer.Exit(verify_trial(study, trial))
@@ -211,7 +223,7 @@ def plot(
     study: Folder,
     output: Annotated[str, typer.Option("--output", "-o", help="File to write.")] = "study.html",
 ) -> None:
-    """Draw a study: Pareto front, history, rungs, parameters and what each decides; one page."""
+    """Plot a study on one page: Pareto front, history, rungs, parameters and their importance."""
     from drivetrain.cli.looking import plot as plot_study
 
     with reading(study):
@@ -221,11 +233,11 @@ def plot(
 @verbs.command()
 def predict(
     studies: Annotated[
-        list[str], typer.Argument(metavar="STUDY:SIZE", help="Studies, each with its size.")
+        list[str], typer.Argument(metavar="STUDY:SIZE", help="Studies, each with its model size.")
     ],
-    size: Annotated[float, typer.Option("--for", help="The size that was not searched.")],
+    size: Annotated[float, typer.Option("--for", help="Model size to predict for.")],
     parameter: Annotated[
-        str, typer.Option(help="A searched number above 0.")
+        str, typer.Option(help="A searched numeric parameter with values above 0.")
     ] = "optimization.learning_rate",
 ) -> None:
     """Predict where a parameter is best for a larger model, from studies of smaller ones."""
@@ -236,7 +248,7 @@ def predict(
 
 @verbs.command()
 def stop(study: Folder) -> None:
-    """Ask the study's trials that run to save and stop."""
+    """Ask the study's running trials to save and stop."""
     from drivetrain.cli.tune import stop as stop_study
 
     stop_study(study)

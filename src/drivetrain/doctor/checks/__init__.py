@@ -1,4 +1,4 @@
-"""Each check is a pure judgement: an Examination in, findings out. They are listed here."""
+"""The list of checks. Each is a pure function from an Examination to findings."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ CHECKS: Sequence[Callable[[Examination], Iterator[EnvironmentFinding]]] = (
 
 
 def judge(examination: Examination) -> list[EnvironmentFinding]:
-    """Every finding of every check."""
+    """Return the findings of all checks."""
     return [finding for check in CHECKS for finding in check(examination)]

@@ -1,4 +1,4 @@
-"""What each host has: GPUs, limits and shared memory, a place to write to, a clock."""
+"""Checks of each host: GPUs, limits, shared memory, storage and clock."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from drivetrain.core.text import readable_bytes
 from drivetrain.doctor.facts import Examination, HostFacts, StorageProbe, odd_ones
 from drivetrain.doctor.host import SHM
 
-# GPUs: as many and as good on every host, and none hidden by mistake.
+# GPUs: the same number and model on every host, and none hidden by mistake.
 
 
 def check_devices(examination: Examination) -> Iterator[EnvironmentFinding]:
-    """Against what is expected, or among the hosts."""
+    """Compare GPU counts with the expected one, or else between hosts; compare models."""
     counts = {host.name: num_visible(host) for host in examination.hosts}
     wanted = examination.expected.devices_per_node
     differing = odd_ones(counts)
@@ -33,9 +33,9 @@ def check_devices(examination: Examination) -> Iterator[EnvironmentFinding]:
                 "devices",
                 "warning",
                 (host,),
-                "another kind of GPU: every step waits for the slowest",
+                "a different GPU model: every step waits for the slowest",
                 f"{model} here, {usual_model} on most",
-                "leave the host out, or run on hosts of one kind",
+                "exclude the host, or run on hosts with the same GPU model",
             )
 
 
@@ -43,7 +43,7 @@ def _count(examination: Examination, name: str, count: int, wanted: int) -> Envi
     host = next(host for host in examination.hosts if host.name == name)
     hidden = host.variables.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None and len(host.devices) >= wanted:
-        fix = f"unset CUDA_VISIBLE_DEVICES on {name}, or have it list {wanted} devices"
+        fix = f"unset CUDA_VISIBLE_DEVICES on {name}, or list {wanted} devices in it"
     else:
         fix = (
             f"see `nvidia-smi` and `dmesg | grep -i xid` on {name}, or use --nproc-per-node {count}"
@@ -52,14 +52,14 @@ def _count(examination: Examination, name: str, count: int, wanted: int) -> Envi
         "devices",
         "error",
         (name,),
-        f"{count} GPUs where {wanted} were expected: the world would have holes",
+        f"{count} GPUs where {wanted} were expected: ranks would be missing",
         f"nvidia-smi lists {len(host.devices)}, CUDA_VISIBLE_DEVICES={hidden or '(not set)'}",
         fix,
     )
 
 
 def num_visible(host: HostFacts) -> int:
-    """Those a process sees: CUDA stops at the first index that is not there."""
+    """Return how many GPUs a process sees: CUDA stops at the first invalid index."""
     listed = host.variables.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return len(host.devices)
@@ -73,16 +73,16 @@ def num_visible(host: HostFacts) -> int:
 
 # Limits and shared memory.
 
-# The store's server keeps a socket or two for every rank; loaders, libraries and shards need some.
+# The store's server has a socket or two per rank; loaders, libraries and shards need more.
 _FEWEST_FILES, _FILES_PER_RANK = 1024, 4
 _FEWEST_PROCESSES = 1024
-# Loader processes hand over batches in it, NCCL its buffers; containers get 64 MiB unless asked.
+# Loader processes pass batches through it, NCCL its buffers; a container's default is 64 MiB.
 _LEAST_SHM_BYTES = 512 * 2**20
 _LEAST_SHM_FREE = 0.1
 
 
 def check_resources(examination: Examination) -> Iterator[EnvironmentFinding]:
-    """On each host; how much is needed depends on how many ranks there will be."""
+    """Check each host's limits; some depend on the number of ranks."""
     num_ranks = sum(max(1, num_visible(host)) for host in examination.hosts)
     for host in examination.hosts:
         yield from _files(host, num_ranks)
@@ -99,9 +99,9 @@ def _files(host: HostFacts, num_ranks: int) -> Iterator[EnvironmentFinding]:
             "limits",
             "error",
             (host.name,),
-            "too few open files are allowed: ranks and loaders would fail with EMFILE",
-            f"ulimit -n is {limit}; {num_ranks} ranks want {least}",
-            "ulimit -n 65536 in the shell or job script; for good, 'nofile' in"
+            "the limit on open files is too low: ranks and data loaders would fail with EMFILE",
+            f"ulimit -n is {limit}; {num_ranks} ranks need {least}",
+            "ulimit -n 65536 in the shell or job script; permanently: 'nofile' in"
             " /etc/security/limits.conf, LimitNOFILE= of the scheduler's service, or the"
             " container's --ulimit nofile=65536",
         )
@@ -114,7 +114,7 @@ def _processes(host: HostFacts) -> Iterator[EnvironmentFinding]:
             "limits",
             "error",
             (host.name,),
-            "too few processes and threads are allowed",
+            "the limit on processes and threads is too low",
             f"ulimit -u is {limit}",
             "ulimit -u 65536, or 'nproc' in /etc/security/limits.conf",
         )
@@ -128,7 +128,7 @@ def _locked_memory(host: HostFacts) -> Iterator[EnvironmentFinding]:
             "error",
             (host.name,),
             "locked memory is limited: buffers cannot be registered with the network adapter",
-            f"ulimit -l is {readable_bytes(limit)}; there is {host.adapters[0].name}",
+            f"ulimit -l is {readable_bytes(limit)}; the host has {host.adapters[0].name}",
             "ulimit -l unlimited; 'memlock unlimited' in /etc/security/limits.conf, or the"
             " container's --ulimit memlock=-1",
         )
@@ -143,8 +143,8 @@ def _shared_memory(host: HostFacts) -> Iterator[EnvironmentFinding]:
             "shared memory",
             "error",
             (host.name,),
-            f"{SHM} is tiny: loader processes die with a bus error, NCCL cannot make its buffers",
-            f"{readable_bytes(total)} at {SHM}; {readable_bytes(_LEAST_SHM_BYTES)} is the least",
+            f"{SHM} is too small: loader processes crash (SIGBUS), NCCL cannot get its buffers",
+            f"{readable_bytes(total)} at {SHM}; {readable_bytes(_LEAST_SHM_BYTES)} are required",
             "docker run --shm-size=8g or --ipc=host; in Kubernetes an emptyDir with medium: Memory"
             " at /dev/shm; else mount -o remount,size=8g /dev/shm",
         )
@@ -155,17 +155,17 @@ def _shared_memory(host: HostFacts) -> Iterator[EnvironmentFinding]:
             (host.name,),
             f"{SHM} is nearly full",
             f"{readable_bytes(free)} of {readable_bytes(total)} free",
-            "ls -la /dev/shm: delete what no process has open any more (fuser -v /dev/shm/*)",
+            "ls -la /dev/shm: delete files that no process has open (fuser -v /dev/shm/*)",
         )
 
 
-# Where the run writes: can it, is there room, and do all hosts see the same?
+# Where the run writes: is it writable, is there space, and do all hosts see the same?
 
 _LEAST_FREE_BYTES, _LEAST_FREE = 2 * 2**30, 0.02
 
 
 def check_storage(examination: Examination) -> Iterator[EnvironmentFinding]:
-    """Every place on every host."""
+    """Check every place on every host."""
     for host in examination.hosts:
         for probe in host.storage:
             yield from _place(host.name, probe)
@@ -176,11 +176,11 @@ def check_storage(examination: Examination) -> Iterator[EnvironmentFinding]:
             "storage",
             "error",
             unseen,
-            f"the run's directory is not the one {first} sees: nodes could not meet, and a"
-            " checkpoint would be in pieces on different machines",
-            f"a file written on {first} is not there",
+            f"the run directory is not the one {first} sees: nodes could not rendezvous, and a"
+            " checkpoint would be split across machines",
+            f"a file written on {first} is not visible here",
             "mount the same shared file system under this path, or keep checkpoints in an object"
-            " store (checkpoint.directory=s3://…) and meet by --rdzv-endpoint",
+            " store (checkpoint.directory=s3://…) and use --rdzv-endpoint",
         )
 
 
@@ -202,7 +202,7 @@ def _place(host: str, probe: StorageProbe) -> Iterator[EnvironmentFinding]:
             (host,),
             f"{probe.address} is nearly full: a checkpoint may not fit",
             f"{readable_bytes(free)} of {readable_bytes(total)} free",
-            "free some, or lower checkpoint.keep_last",
+            "free some space, or lower checkpoint.keep_last",
         )
 
 
@@ -211,29 +211,32 @@ def _failed(probe: StorageProbe) -> tuple[str, str]:
     if "://" in place:
         return (
             f"the store {place} cannot be used: checkpoints would be lost",
-            "see its address (AWS_ENDPOINT_URL), the credentials, the bucket's policy, and that"
-            " this host is let through to it",
+            "check its address (AWS_ENDPOINT_URL), the credentials, the bucket's policy, and that"
+            " this host may connect to it",
         )
     if "ENOSPC" in probe.error or "EDQUOT" in probe.error:
-        return f"the disk of {place} is full", "delete old runs and checkpoints, or take another"
+        return (
+            f"the disk of {place} is full",
+            "delete old runs and checkpoints, or use another disk",
+        )
     if "EROFS" in probe.error or "EACCES" in probe.error or "EPERM" in probe.error:
         return (
             f"{place} is read-only here",
-            "mount it writable (`mount | grep` shows how it is), see its owner (`ls -ld`), or"
+            "mount it writable (check with `mount | grep`), check its owner (`ls -ld`), or"
             " choose another --run-dir",
         )
-    return f"{place} does not keep what is written to it", "see the system's log of that host"
+    return f"{place} does not keep what is written to it", "check that host's system log"
 
 
-# Clocks: meeting by heartbeat, tokens and logs all compare times of different hosts.
+# Clocks: rendezvous heartbeats, tokens and logs all compare times of different hosts.
 
-# Logs of two hosts can no longer be read side by side; and: nodes that meet in a folder judge by
-# the others' time stamps who is alive, for three intervals of five seconds.
+# The first makes two hosts' logs hard to compare. The second: nodes that rendezvous in a directory
+# judge by each other's time stamps who is alive, for three intervals of five seconds.
 _NOTICEABLE_S, _HARMFUL_S = 0.5, 5.0
 
 
 def check_clocks(examination: Examination) -> Iterator[EnvironmentFinding]:
-    """Against the middle clock: with two hosts nobody knows which is wrong, with more one does."""
+    """Compare with the median clock; with only two hosts it is unknown which one is wrong."""
     if len(examination.clocks) < 2:
         return
     offsets = sorted(clock.offset_s for clock in examination.clocks)
@@ -249,7 +252,7 @@ def check_clocks(examination: Examination) -> Iterator[EnvironmentFinding]:
             (clock.host,),
             f"its clock is {abs(skew_s):.1f} s {'ahead' if skew_s > 0 else 'behind'}:"
             " heartbeats look old or come from the future",
-            f"offset {clock.offset_s:+.2f} s to the client's, ± {clock.uncertainty_s:.2f} s;"
+            f"offset {clock.offset_s:+.2f} s from the client's, ± {clock.uncertainty_s:.2f} s;"
             f" the others' {middle:+.2f} s",
             f"start chronyd or systemd-timesyncd on {clock.host}; `chronyc makestep` sets it now",
         )

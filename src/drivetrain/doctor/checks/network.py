@@ -1,4 +1,4 @@
-"""The network: names and interfaces, ports, and the links between hosts."""
+"""Checks of the network: names and interfaces, ports, and links between hosts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from drivetrain.doctor.facts import (
 )
 from drivetrain.doctor.network import age_text, collective_address, is_loopback, nccl_interface
 
-# Names and interfaces: where will a rank tell the others to connect to?
+# Names and interfaces: which address will a rank advertise to the others?
 
 
 def check_names(examination: Examination) -> Iterator[EnvironmentFinding]:
-    """Of no consequence on a single host: everybody there is reached by loopback."""
+    """Check names and interfaces; not needed on a single host, where loopback works."""
     if len(examination.hosts) < 2:
         return
     for host in examination.hosts:
@@ -46,8 +46,8 @@ def _no_such_interface(host: HostFacts, variable: str, wanted: str) -> Environme
         "interface",
         "error",
         (host.name,),
-        f"{variable} names an interface that is not there",
-        f"{variable}={wanted}; there are {names or 'none'}",
+        f"{variable} names an interface that does not exist",
+        f"{variable}={wanted}; interfaces: {names or 'none'}",
         f"export {variable}={suggested(host) or 'INTERFACE'}",
     )
 
@@ -62,7 +62,7 @@ def _own_name(host: HostFacts) -> Iterator[EnvironmentFinding]:
             "names",
             "error",
             (host.name,),
-            "its own name has no address: ranks could not say where they are",
+            "its own host name has no address: ranks could not advertise one",
             f"`getent hosts {host.name}` finds nothing",
             f"add '{address} {host.name}' to /etc/hosts there,"
             f" or export GLOO_SOCKET_IFNAME={interface}",
@@ -74,9 +74,9 @@ def _own_name(host: HostFacts) -> Iterator[EnvironmentFinding]:
             "names",
             "error",
             (host.name,),
-            "its own name points to loopback: its ranks would send the others to themselves",
+            "its own host name resolves to loopback: other ranks would connect to themselves",
             f"{host.name} → {told} on {host.name}",
-            f"in /etc/hosts there, replace it by '{address} {host.name}',"
+            f"in /etc/hosts there, replace it with '{address} {host.name}',"
             f" or export GLOO_SOCKET_IFNAME={interface}",
         )
 
@@ -93,7 +93,7 @@ def suggested(host: HostFacts) -> str | None:
 
 
 def _peers(examination: Examination) -> Iterator[EnvironmentFinding]:
-    """Names of other hosts that mean this one."""
+    """Find names of other hosts that resolve to loopback."""
     for link in examination.links:
         wrong = [address for address in link.resolved if is_loopback(address)]
         if wrong:
@@ -101,17 +101,17 @@ def _peers(examination: Examination) -> Iterator[EnvironmentFinding]:
                 "names",
                 "error",
                 (link.source,),
-                f"the name of {link.target} points to loopback here",
+                f"the name of {link.target} resolves to loopback here",
                 f"{link.target} → {wrong[0]} on {link.source}",
                 f"put {link.target}'s own address into /etc/hosts or DNS of {link.source}",
             )
 
 
-# Ports the run wants and somebody else has.
+# Ports that the run needs and another process holds.
 
 
 def check_ports(examination: Examination) -> Iterator[EnvironmentFinding]:
-    """Usually what an earlier run has left behind."""
+    """Find ports in use, usually by leftovers of an earlier run."""
     for host in examination.hosts:
         for use in host.ports:
             if not use.is_free:
@@ -119,7 +119,7 @@ def check_ports(examination: Examination) -> Iterator[EnvironmentFinding]:
                     "ports",
                     "error",
                     (host.name,),
-                    f"port {use.port} is held by another process",
+                    f"port {use.port} is in use by another process",
                     _holder(use),
                     _fix(host.name, use),
                 )
@@ -127,8 +127,8 @@ def check_ports(examination: Examination) -> Iterator[EnvironmentFinding]:
 
 def _holder(use: PortUse) -> str:
     if use.pid is None:
-        return "who holds it cannot be seen by this user"
-    orphan = ", whoever started it is gone" if use.is_orphan else ""
+        return "this user cannot see which process uses it"
+    orphan = ", its parent process is gone" if use.is_orphan else ""
     return f"pid {use.pid}, {age_text(use.age_s)}{orphan}: {use.command}"
 
 
@@ -140,8 +140,8 @@ def _fix(host: str, use: PortUse) -> str:
 
 # Between hosts: firewalls, wrong interfaces, slow links.
 
-# Under so much of what was promised, or of what the other links do, a link is called slow. One
-# stream of TCP does not fill a fast link, so up to so much nothing can be said against it.
+# Below these fractions of the expected or the median rate, a link is slow. One TCP stream does not
+# saturate a fast link, so a link that carries enough for one stream is never called slow.
 _SLOW_OF_EXPECTED, _SLOW_OF_MEDIAN = 0.5, 0.25
 _ONE_STREAM_BYTES_PER_S = 1.0e9
 _LATE_OF_EXPECTED, _LATE_OF_MEDIAN, _NOTICEABLE_S = 5.0, 10.0, 0.001
@@ -149,7 +149,7 @@ _FEWEST_TO_COMPARE = 4
 
 
 def check_links(examination: Examination) -> Iterator[EnvironmentFinding]:
-    """Reachability first; what cannot be reached was not measured."""
+    """Check reachability, blocked ports, rates and latencies; unreachable links have no rates."""
     hosts = {host.name: host for host in examination.hosts}
     yield from _unreachable(examination.links, hosts)
     yield from _blocked_ports(examination.links)
@@ -166,7 +166,7 @@ def _unreachable(
         host = hosts[link.target]
         told = collective_address(host.variables, host.own_addresses, host.interfaces)
         reached = next((dial.address for dial in tried if dial.error is None), None)
-        # a name that points to loopback has a finding of its own
+        # a name that resolves to loopback has its own finding
         is_elsewhere = told is not None and not is_loopback(told) and reached != told
         if reached is None or is_elsewhere:
             by_target[link.target, reached].append(link)
@@ -187,7 +187,7 @@ def _no_way(target: str, broken: Sequence[HostLink]) -> EnvironmentFinding:
         (target,),
         f"cannot be reached from {_list(sources)} on the ports collectives use",
         tried,
-        f"allow TCP ports 1024–65535 to {target} from the other hosts (gloo and NCCL choose any),"
+        f"allow TCP ports 1024–65535 to {target} from the other hosts (gloo and NCCL use any),"
         " in its firewall and in the cloud's security group",
     )
 
@@ -204,7 +204,7 @@ def _wrong_interface(
         "interface",
         "error",
         (host.name,),
-        f"its ranks would tell the others to connect to {told} ({names.get(str(told), 'nobody')}),"
+        f"its ranks would advertise {told} ({names.get(str(told), 'no interface')}),"
         f" where {_list([link.source for link in broken])} cannot reach it",
         f"{because}; {reached} ({good}) answers",
         f"export GLOO_SOCKET_IFNAME={good} NCCL_SOCKET_IFNAME={good} on {host.name}",
@@ -213,7 +213,7 @@ def _wrong_interface(
 
 def _blocked_ports(links: Sequence[HostLink]) -> Iterator[EnvironmentFinding]:
     blocked: dict[tuple[str, int], list[tuple[HostLink, Dial]]] = defaultdict(list)
-    # where no port at all gets through, that has been said
+    # a link on which no port works has been reported already
     for link in (each for each in links if any(dial.error is None for dial in each.dials)):
         for dial in link.dials:
             if dial.purpose == "port" and dial.error is not None:
@@ -230,7 +230,7 @@ def _blocked_ports(links: Sequence[HostLink]) -> Iterator[EnvironmentFinding]:
             f"port {port} is blocked from {_list(sources)}",
             f"{dial.address}:{port} {_said(dial)} although a server listens there{beside}",
             f"allow TCP port {port} to {target} (`iptables -S INPUT` on {target} shows the rule),"
-            " or let the run meet at another port",
+            " or use another rendezvous port",
         )
 
 
@@ -240,21 +240,21 @@ def _said(dial: Dial) -> str:
 
 
 def doubtful(links: Sequence[HostLink], expected: Expected) -> set[tuple[str, str]]:
-    """Links that look slow or late; worth a second look, for a busy host can make them so."""
+    """Return links to measure again because of low rate or high latency."""
     return set(_slow_links(links, expected)[0]) | set(_late_links(links, expected)[0])
 
 
 def _slow_links(
     links: Sequence[HostLink], expected: Expected
 ) -> tuple[dict[tuple[str, str], float], str]:
-    """Rates of those under the least that is acceptable, and what they were held against."""
+    """Return the rates below the limit, and a description of what they are compared with."""
     usual = _usual([link.bytes_per_s for link in links])
     if expected.bytes_per_s is not None:
         least = min(expected.bytes_per_s, _ONE_STREAM_BYTES_PER_S) * _SLOW_OF_EXPECTED
         against = f"{_gbit(expected.bytes_per_s)} expected"
     elif usual is not None:
         least = min(usual, _ONE_STREAM_BYTES_PER_S) * _SLOW_OF_MEDIAN
-        against = f"{_gbit(usual)} on the middle one of all links"
+        against = f"{_gbit(usual)} on the median link"
     else:
         return {}, ""
     rates = {(link.source, link.target): link.bytes_per_s for link in links}
@@ -266,13 +266,13 @@ def _slow_links(
 def _late_links(
     links: Sequence[HostLink], expected: Expected
 ) -> tuple[dict[tuple[str, str], float], str]:
-    """The same for the time a message takes."""
+    """Return the latencies above the limit, and a description as above."""
     usual = _usual([link.latency_s for link in links])
     if expected.latency_s is not None:
         most = expected.latency_s * _LATE_OF_EXPECTED
         against = f"{expected.latency_s * 1e6:.0f} µs expected"
     elif usual is not None:
-        most, against = usual * _LATE_OF_MEDIAN, f"{usual * 1e6:.0f} µs on the middle one"
+        most, against = usual * _LATE_OF_MEDIAN, f"{usual * 1e6:.0f} µs on the median link"
     else:
         return {}, ""
     most = max(most, _NOTICEABLE_S)
@@ -288,11 +288,11 @@ def _slow(examination: Examination) -> Iterator[EnvironmentFinding]:
             "bandwidth",
             "warning",
             (host,),
-            f"what it {'sends to' if sends else 'gets from'} {_list(others)} is slow,"
-            " and every collective goes at the pace of the slowest link",
+            f"{'sending to' if sends else 'receiving from'} {_list(others)} is slow,"
+            " and every collective runs at the speed of the slowest link",
             f"{_gbit(min(rates))} measured, {against}",
-            f"see `ethtool` (speed, errors), cable and switch port of {host}, or traffic"
-            " beside the run; else leave the host out",
+            f"check `ethtool` (speed, errors), cable and switch port of {host}, and other"
+            " traffic; or exclude the host",
         )
 
 
@@ -304,14 +304,14 @@ def _late(examination: Examination) -> Iterator[EnvironmentFinding]:
             "latency",
             "warning",
             (host,),
-            f"the way {'to' if sends else 'from'} {_list(others)} takes long",
+            f"latency {'to' if sends else 'from'} {_list(others)} is high",
             f"{max(delays) * 1e6:.0f} µs measured, {against}",
-            "see whether all are in the same network, zone and placement group",
+            "check that all hosts are in the same network, zone and placement group",
         )
 
 
 def by_culprit(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[str, bool, list[str]]]:
-    """Bad links by the host that most of them have in common: it, whether it sends, its peers."""
+    """Group bad links by their most common host; yield it, whether it sends, and its peers."""
     left = list(pairs)
     while left:
         sending = Counter(source for source, _ in left)

@@ -1,4 +1,4 @@
-"""Software and settings that must agree: versions, a scheduler's variables, time-outs."""
+"""Checks of software and settings that must agree: versions, scheduler variables, timeouts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping
 from drivetrain.core.finding import EnvironmentFinding, Severity
 from drivetrain.doctor.facts import Examination, HostFacts, odd_ones
 
-# Software that has to be the same on all hosts, and parts that have to fit each other on one.
+# Software that must be the same on all hosts, and parts that must be compatible on each.
 
-# Ranks with different versions of these speak differently on the wire, or compute differently.
+# Ranks with different versions of these cannot communicate, or compute different numbers.
 _SAME: dict[str, tuple[Severity, str]] = {
-    "python": ("error", "what one pickles the other may not read"),
-    "torch": ("error", "ranks would not understand each other, or differ in their numbers"),
-    "drivetrain": ("error", "supervisors must agree on how they meet and what they save"),
+    "python": ("error", "one may be unable to unpickle what the other pickles"),
+    "torch": ("error", "ranks could not communicate, or would compute different numbers"),
+    "drivetrain": ("error", "supervisors must agree on the rendezvous and on what they save"),
     "nccl": ("error", "NCCL refuses peers of another version"),
-    "cuda (of torch)": ("error", "kernels, and so numbers, differ"),
+    "cuda (of torch)": ("error", "kernels differ, and so do the numbers"),
     "deepspeed": ("error", "ranks would not agree on their shards"),
     "horovod": ("error", "its coordinator refuses peers of another version"),
     "ray": ("error", "Ray refuses peers of another version"),
@@ -24,12 +24,12 @@ _SAME: dict[str, tuple[Severity, str]] = {
     "transformers": ("warning", "the same model class may compute something else"),
 }
 _LEAST_TORCH = (2, 9)
-# NVIDIA's table of the oldest driver each major CUDA runs on.
+# The oldest driver for each major CUDA version, from NVIDIA's table.
 _LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
 
 
 def check_versions(examination: Examination) -> Iterator[EnvironmentFinding]:
-    """Between the hosts, then on each."""
+    """Compare versions between hosts, then check compatibility on each."""
     for name, (severity, reason) in _SAME.items():
         found = {host.name: host.versions.get(name, "none") for host in examination.hosts}
         if differing := odd_ones(found):
@@ -59,7 +59,7 @@ def _same_fix(name: str, usual: str) -> str:
 def _torch(host: HostFacts) -> Iterator[EnvironmentFinding]:
     version = host.versions.get("torch")
     if version is None:
-        evidence = f"no torch beside Python {host.versions['python']}"
+        evidence = f"torch is not installed for Python {host.versions['python']}"
         yield EnvironmentFinding(
             "versions", "error", (host.name,), "torch is missing", evidence, "pip install torch"
         )
@@ -77,7 +77,7 @@ def _torch(host: HostFacts) -> Iterator[EnvironmentFinding]:
             "versions",
             "error",
             (host.name,),
-            "torch was built without CUDA, and the GPUs would stand idle",
+            "torch was built without CUDA: the GPUs would be idle",
             f"{len(host.devices)} × {host.devices[0].name}, torch {version}",
             "install the CUDA build of torch (pytorch.org, Get Started)",
         )
@@ -104,10 +104,10 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2]) or (0,)
 
 
-# Variables a scheduler should have set, against those that are there.
+# Variables that a scheduler should have set, compared with those that exist.
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-# Target → what has to be there, and how one gets it.
+# Target → the variables it sets, and how to get them.
 _EXPECTED: dict[str, tuple[tuple[str, ...], str]] = {
     "slurm": (
         (
@@ -119,7 +119,7 @@ _EXPECTED: dict[str, tuple[tuple[str, ...], str]] = {
             "SLURM_STEP_ID",
             "SLURM_STEP_NODELIST",
         ),
-        "start it by srun inside the job, and pass the environment on (no --export=NONE)",
+        "start it with srun inside the job, and pass the environment on (no --export=NONE)",
     ),
     "kubernetes": (
         ("KUBERNETES_SERVICE_HOST",),
@@ -129,13 +129,13 @@ _EXPECTED: dict[str, tuple[tuple[str, ...], str]] = {
         ("RAY_RAYLET_PID",),
         "run it in a Ray task or job (ray job submit), not beside it",
     ),
-    "torchrun": (_TORCHRUN, "start it by torchrun or `drivetrain train`"),
+    "torchrun": (_TORCHRUN, "start it with torchrun or `drivetrain train`"),
 }
 _MAIN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "SLURM_JOB_ID", "SLURM_NTASKS")
 
 
 def check_scheduler(examination: Examination) -> Iterator[EnvironmentFinding]:
-    """What the target promises, then what contradicts itself wherever it came from."""
+    """Check the variables that the target sets, then any that contradict each other."""
     for host in examination.hosts:
         if examination.target in _EXPECTED:
             yield from _missing(host, examination.target)
@@ -149,7 +149,7 @@ def check_scheduler(examination: Examination) -> Iterator[EnvironmentFinding]:
                     "scheduler",
                     "error",
                     (odd,),
-                    f"{name} is not the same on all hosts: they would never meet",
+                    f"{name} is not the same on all hosts: the rendezvous would never complete",
                     f"{name}={value} here, {usual} on most",
                     f"unset it in start-up files (~/.bashrc), or export {name}={usual}",
                 )
@@ -164,15 +164,15 @@ def _missing(host: HostFacts, target: str) -> Iterator[EnvironmentFinding]:
             "scheduler",
             "error",
             (host.name,),
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set: ranks would not"
-            " know who they are",
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set: processes"
+            " would not know their rank",
             f"found {', '.join(there) or 'none'} of {len(names)} variables {target} sets",
             fix,
         )
 
 
 def _half_set(host: HostFacts) -> Iterator[EnvironmentFinding]:
-    """RANK without WORLD_SIZE, left over in a shell, turns one process into a lost rank."""
+    """Find RANK without WORLD_SIZE, or the reverse, which makes one process act as a lone rank."""
     variables: Mapping[str, str] = host.variables
     there = [name for name in ("RANK", "WORLD_SIZE") if name in variables]
     if len(there) == 1 and "KUBERNETES_SERVICE_HOST" not in variables:
@@ -181,27 +181,27 @@ def _half_set(host: HostFacts) -> Iterator[EnvironmentFinding]:
             "scheduler",
             "error",
             (host.name,),
-            f"{there[0]} is set and {missing} is not: left over from another start",
+            f"{there[0]} is set and {missing} is not: left over from an earlier launch",
             f"{there[0]}={variables[there[0]]}",
             f"unset {there[0]}",
         )
 
 
-# Time-outs that contradict each other.
+# Timeouts that contradict each other.
 
-# With one second and two tries, two agents were seen to form two worlds of one node each.
+# With one second and two attempts, two agents have formed two worlds of one node each.
 _LEAST_KEEP_ALIVE_S = 6.0
 # From SIGTERM to the supervisor, through it to the ranks, and back.
 _MARGIN_S = 5.0
 
 
 def check_timeouts(examination: Examination) -> Iterator[EnvironmentFinding]:
-    """Each rule compares two numbers and says what would happen."""
+    """Compare pairs of timeouts and report what would happen."""
     times = examination.timeouts
     if times.stall_s >= times.collective_s:
         yield _finding(
-            "a stalled rank would be cut off before anybody has looked at it:"
-            " the stacks that explain a hang are never taken",
+            "collectives would time out before a stall is noticed:"
+            " the stacks that explain a hang would never be collected",
             f"--stall-timeout {times.stall_s:g} ≥ parallel.timeout_s {times.collective_s:g}",
             f"--stall-timeout {times.collective_s / 2:g},"
             f" or parallel.timeout_s={2 * times.stall_s:g}",
@@ -214,16 +214,16 @@ def check_timeouts(examination: Examination) -> Iterator[EnvironmentFinding]:
         )
     if times.target_grace_s is not None and times.target_grace_s < times.grace_s + _MARGIN_S:
         yield _finding(
-            "the scheduler kills before the run has finished saving",
+            "the scheduler kills the run before it has finished saving",
             f"the target waits {times.target_grace_s:g} s after SIGTERM,"
             f" --grace-period is {times.grace_s:g} s",
-            f"--grace-period {max(5.0, times.target_grace_s - _MARGIN_S):g}, or have it wait"
+            f"--grace-period {max(5.0, times.target_grace_s - _MARGIN_S):g}, or make it wait"
             f" {times.grace_s + _MARGIN_S:g} s (Slurm: KillWait or --signal=B:TERM@…;"
             " Kubernetes: terminationGracePeriodSeconds)",
         )
     if times.keep_alive_s is not None and times.keep_alive_s < _LEAST_KEEP_ALIVE_S:
         yield _finding(
-            "a node that is silent for a moment counts as dead, and two halves may train as two"
+            "a node that is silent for a moment counts as dead, and the job may split into two"
             " worlds",
             f"keep_alive_interval × keep_alive_max_attempt = {times.keep_alive_s:g} s",
             "--rdzv-conf keep_alive_interval=5,keep_alive_max_attempt=3",

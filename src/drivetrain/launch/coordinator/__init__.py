@@ -1,1 +1,1 @@
-"""Runs without a scheduler: a coordinator at the client starts each host's part."""
+"""Runs without a scheduler: a coordinator on the client starts each host's part."""

@@ -1,4 +1,4 @@
-"""What targets without a scheduler share: a coordinator in the background of the client."""
+"""Coordinated: the base of targets without a scheduler, with a coordinator on the client."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ _MODULE = "drivetrain.launch.coordinator.coordinator"
 
 
 class Coordinated:
-    """The acts of a target whose job is a coordinator in the background of the client."""
+    """The methods of a target whose job is a background coordinator on the client."""
 
     def poll(self, job: Job, job_id: str) -> Status:
-        """As the coordinator knows it."""
+        """Return the status that the coordinator reports."""
         return poll(job, job_id)
 
     def logs(self, job: Job, job_id: str, *, follow: bool) -> Iterator[str]:
-        """What every host printed."""
+        """Yield what all hosts printed."""
         return logs(job, job_id, follow=follow)
 
     def stop(self, job: Job, job_id: str) -> None:
-        """Ask every host to save and end."""
+        """Ask all hosts to save and end."""
         stop(job, job_id)
 
 
 def start(job: Job) -> str:
-    """Start the coordinator of what lies in the run's directory; host and process id."""
+    """Start the coordinator for a run directory; return its host and process id."""
     run_dir = Path(job.run_dir)
     (run_dir / END).unlink(missing_ok=True)
     (run_dir / LOGS).mkdir(exist_ok=True)
@@ -64,7 +64,7 @@ def start(job: Job) -> str:
 
 
 def poll(job: Job, job_id: str) -> Status:
-    """Running while the coordinator lives; then as it wrote down."""
+    """Running while the coordinator runs; then what it has recorded."""
     run_dir = Path(job.run_dir)
     hosts = _hosts(run_dir / MEMBERS)
     if coordinator_lock_holder(run_dir):
@@ -86,11 +86,11 @@ def _hosts(path: Path) -> tuple[str, ...]:
     try:
         return tuple(str(member.host) for member in read_members(path).members)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamagedRun(f"{path}: not the members of a job ({error})") from None
+        raise DamagedRun(f"{path}: not a list of job members ({error})") from None
 
 
 def logs(job: Job, job_id: str, *, follow: bool) -> Iterator[str]:
-    """What every host printed."""
+    """Yield what all hosts printed."""
     folder = Path(job.run_dir) / LOGS
 
     def is_over() -> bool:
@@ -100,7 +100,7 @@ def logs(job: Job, job_id: str, *, follow: bool) -> Iterator[str]:
 
 
 def stop(job: Job, job_id: str) -> None:
-    """Ask the coordinator, which asks the hosts; wait until it is done."""
+    """Ask the coordinator, which asks the hosts, and wait until it has ended."""
     run_dir = Path(job.run_dir)
     found = coordinator_lock_holder(run_dir)
     if found is None:
@@ -115,18 +115,18 @@ def stop(job: Job, job_id: str) -> None:
 
 
 def signal_coordinator(run_dir: Path, pid: int) -> None:
-    """SIGTERM to a process, if it is the coordinator of this run: a file may name any."""
+    """Send SIGTERM to `pid` if it is this run's coordinator: the lock file may name any process."""
     if pid > 1 and _is_coordinator(run_dir, pid):
         os.kill(pid, signal.SIGTERM)
         return
     raise DrivetrainError(
         f"{run_dir}: its lock names process {pid}, which is not the coordinator of this run;"
-        " nothing was stopped: see what it is, and end it by hand"
+        " nothing was stopped; check that process and stop it by hand"
     )
 
 
 def _is_coordinator(run_dir: Path, pid: int) -> bool:
-    """By its command line, as the system knows it."""
+    """True if the process's command line is that of this run's coordinator."""
     try:
         argv = read_command(pid)
         named = Path(argv[-1])
@@ -136,7 +136,7 @@ def _is_coordinator(run_dir: Path, pid: int) -> bool:
 
 
 def read_command(pid: int) -> list[str]:
-    """The words a process was started with; from ps where there is no /proc."""
+    """Return the argv of a process, from ps if there is no /proc."""
     if Path("/proc/self/cmdline").exists():
         data = Path(f"/proc/{pid}/cmdline").read_bytes()
         return data.decode(errors="replace").rstrip("\0").split("\0")

@@ -1,9 +1,9 @@
-"""The coordinator: starts each member of a job, starts a lost one again, ends them together.
+"""The coordinator: starts the members of a job, restarts lost ones, and ends them together.
 
     python -m drivetrain.launch.coordinator.coordinator RUN_DIR
 
-It stays at the client, in the background, as long as the job runs, holds a lock in the run's
-directory meanwhile, and writes down there how the job ended. The members' supervisors decide about
+It runs in the background on the client as long as the job does, holds a lock in the run directory
+meanwhile, and records there how the job ended. The members' supervisors make all decisions about
 the run; the coordinator only does for plain machines what a scheduler does elsewhere.
 """
 
@@ -35,10 +35,10 @@ END = "conductor-end.json"
 
 RESUME_ME = 75
 _LOST = 255
-"""ssh's own exit code: the connection, not the command, has ended."""
+"""ssh's own exit code: the connection failed, not the command."""
 _TICK_S = 0.1
 _MORE_S = 15.0
-"""Beyond the time for saving, and for the others to see that a member has failed."""
+"""In addition to the time for saving: for the others to notice that a member has failed."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _MOST_RESTARTS = 1000
 
@@ -65,15 +65,15 @@ class _MemberProcess:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # a Ctrl-C at the client is not for them
+                start_new_session=True,  # Ctrl-C on the client must not reach them
             )
         if self.secrets and self.process.stdin is not None:
-            with contextlib.suppress(OSError):  # it has ended: that is seen at the next look
+            with contextlib.suppress(OSError):  # it has ended: the next poll sees that
                 self.process.stdin.write(json.dumps(self.secrets).encode() + b"\n")
                 self.process.stdin.flush()
 
     def look(self, *, may_restart: bool) -> None:
-        """Note its end, or start it again when that is due."""
+        """Poll the process; schedule a restart, or do it when it is due."""
         now_s = time.monotonic()
         if self.again_s is not None and now_s > self.again_s and may_restart:
             self.start()
@@ -86,12 +86,12 @@ class _MemberProcess:
             self.restarts += 1
             self.again_s = now_s + self.pause_s
             self.pause_s = min(2 * self.pause_s, _LONGEST_PAUSE_S)
-            self.say(f"{_why(code)}; starting it again")
+            self.say(f"{_why(code)}; restarting it")
             return
         self.code = code
 
     def let_go(self) -> None:
-        """Ask it to save and stop: its standard input is closed."""
+        """Close its standard input, which asks it to save and stop."""
         if self.again_s is not None:
             self.again_s, self.code = None, RESUME_ME
         if self.process is not None and self.process.stdin is not None:
@@ -140,7 +140,7 @@ class _Coordinator:
             one.let_go()
 
     def _end(self) -> None:
-        """Time is up: first as a request, for those that only waited for the others."""
+        """The time is up: ask the remaining members to stop, then kill them."""
         if not self.asked:
             self.asked, self.deadline_s = True, None
             return
@@ -156,10 +156,10 @@ def _why(code: int | None) -> str:
 
 
 def coordinate(run_dir: Path) -> int:
-    """Play what the run's file says, to its end."""
+    """Run the job that the run directory describes, to its end."""
     lock = hold_coordinator_lock(run_dir)
     if lock is None:
-        sys.stderr.write(f"{run_dir}: another coordinator is at work\n")
+        sys.stderr.write(f"{run_dir}: another coordinator is already running\n")
         return 1
     (run_dir / END).unlink(missing_ok=True)
     check_own(run_dir / FILE)

@@ -1,8 +1,9 @@
 """`drivetrain train` that stops when its stdin closes: `python -m …stdin_watchdog ARGS`.
 
-Who started it, over ssh or on the same machine, holds its standard input. A line there, or its end,
-asks the run to save and stop; so when the starter is gone, or the connection to it, nothing is left
-running on the host. With --variables-on-stdin the first line is the run's: variables, as JSON.
+The process that started it, over ssh or on the same machine, holds its standard input open. A line
+there, or its end, asks the run to save and stop. So nothing keeps running on the host when that
+process or the connection is lost. With --variables-on-stdin, the first line is a JSON object of
+environment variables for the run.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from drivetrain.supervise.policy import PREEMPTED_CODE
 
 
 def _hold(stdin: int) -> None:
-    """Until a line comes, or the other end is let go."""
-    with contextlib.suppress(OSError):  # as good as gone
+    """Wait for input or the end of stdin, then ask the run to stop."""
+    with contextlib.suppress(OSError):  # treated as closed
         os.read(stdin, 1)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def variables_from(stdin: int) -> dict[str, str] | None:
-    """The first line, and not a byte more; None when who started it is gone already."""
+    """Read only the first line; None if stdin is closed already."""
     line = b""
     while not line.endswith(b"\n"):
         if not (byte := os.read(stdin, 1)):
@@ -38,7 +39,7 @@ def variables_from(stdin: int) -> dict[str, str] | None:
 
 
 def main(argv: list[str]) -> int:
-    """The exit code of the run."""
+    """Run `drivetrain train`; return its exit code."""
     if argv[:1] == [FROM_STDIN]:
         argv = argv[1:]
         variables = variables_from(0)
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> int:
         os.environ |= variables
     stdin = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)  # the ranks are not to read from it, or to keep it open
+    os.dup2(nothing, 0)  # the ranks must not read from it or keep it open
     os.close(nothing)
     threading.Thread(target=_hold, args=(stdin,), daemon=True).start()
     return guard(argv)

@@ -1,1 +1,1 @@
-"""One file or folder per target: where a run can be launched."""
+"""The targets on which a run can be launched, one file or directory each."""

@@ -1,7 +1,8 @@
-"""Plain machines over ssh: one supervisor on each, started and held from the client.
+"""The hosts target: machines over ssh, with one supervisor on each, started from the client.
 
-The run's directory must be on storage that all of them share: they meet in it and save into it. The
-code must be at the same path everywhere; `--sync` copies the working directory there first.
+The run directory must be on storage that all machines share: it holds the rendezvous and the
+checkpoints. The code must be at the same path everywhere; `--sync` copies the working directory
+there first.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from drivetrain.launch.coordinator.member import FILE, Member, Members, with_std
 from drivetrain.launch.job import Job, script_problems, shape_problems
 from drivetrain.launch.target import Rendered, option
 
-# The hosts file: one machine per line, as MPI and DeepSpeed know it.
+# The hosts file: one machine per line, in the format of MPI and DeepSpeed.
 #
-# # name as ssh knows it, and optionally its number of processes and the address peers use
+# # the name for ssh, and optionally the number of processes and the address for the other machines
 # node-a slots=8
 # node-b slots=8 address=10.0.0.2
 
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*")
-"""Nothing that ssh would take for an option, or a shell for anything."""
+"""Excludes everything that ssh would read as an option, or a shell as special characters."""
 
 
 @dataclass(frozen=True)
 class SshMachine:
-    """One line."""
+    """One line of the hosts file."""
 
     name: str
     slots: int | None = None
@@ -46,12 +47,12 @@ class SshMachine:
 
     @property
     def reached_at(self) -> str:
-        """Where the other machines find it: user@node-a is node-a."""
+        """The address for the other machines: node-a for user@node-a."""
         return self.address or self.name.rpartition("@")[2]
 
 
 def read_hosts(path: Path) -> tuple[SshMachine, ...]:
-    """Every machine of the file, or everything that is wrong with it."""
+    """Read the hosts file; ConfigError with all its problems."""
     try:
         lines = read_text(path).splitlines()
     except (OSError, ValueError, DamagedRun) as error:
@@ -61,14 +62,14 @@ def read_hosts(path: Path) -> tuple[SshMachine, ...]:
     problems: list[Problem] = []
     machines = list(_machines(path, lines, problems))
     if not machines and not problems:
-        problems.append(Problem("--hosts", "names no machine", "one per line", str(path)))
+        problems.append(Problem("--hosts", "lists no machine", "one per line", str(path)))
     for name in sorted({m.name for m in machines if [n.name for n in machines].count(m.name) > 1}):
-        remedy = "one line per machine; slots=N says how many processes"
+        remedy = "one line per machine; slots=N sets the number of processes"
         problems.append(Problem(str(path), "named twice", remedy, name))
     if len({machine.slots for machine in machines}) > 1:
-        rule = "every machine must have the same number of slots"
+        rule = "all machines must have the same number of slots"
         counts = ", ".join(f"{m.name}: {m.slots or 'none given'}" for m in machines)
-        problems.append(Problem(str(path), rule, "give each the same slots=N", counts))
+        problems.append(Problem(str(path), rule, "give each machine the same slots=N", counts))
     if problems:
         raise ConfigError(problems)
     return tuple(machines)
@@ -85,34 +86,36 @@ def _machines(path: Path, lines: list[str], problems: list[Problem]) -> Iterator
         where = f"{path}:{number}"
         for name in filter(None, (words[0], address)):
             if not _NAME.fullmatch(name):
-                remedy = "NAME or USER@NAME, as ssh knows it"
-                problems.append(Problem(where, "not a machine's name", remedy, name))
+                remedy = "NAME or USER@NAME, as for ssh"
+                problems.append(Problem(where, "not a host name", remedy, name))
         for key, value in values.items():
             shown = f"{key}={value}" if value else key
             problems.append(Problem(where, "not understood", "NAME slots=N address=A", shown))
         if slots is not None and (
             not (slots.isascii() and slots.isdigit() and len(slots) < 10) or int(slots) < 1
         ):
-            problems.append(Problem(where, "slots must be a whole number from 1", "slots=8", slots))
+            problems.append(
+                Problem(where, "slots must be a whole number, at least 1", "slots=8", slots)
+            )
             slots = None
         yield SshMachine(words[0], None if slots is None else int(slots), address)
 
 
-# Before a job is started over ssh: does each machine answer, and does it have what is needed?
+# Checks before a job is started over ssh: each machine answers and has what is needed.
 
 _ANSWER_S = 120
 _NOT_COPIED = (".git", ".venv", "__pycache__", "runs")
 _NO_FOLDER, _NO_SCRIPT, _NOT_SHARED = 91, 92, 93
-"""Exit codes of our own line of shell; ssh's is 255, the shell's own are 126 and 127."""
+"""Exit codes of the shell command below; ssh's is 255, the shell's are 126 and 127."""
 
 
 def over_ssh(ssh: str, machine: str, line: str) -> tuple[str, ...]:
-    """A line of shell on a machine, as a command here."""
+    """Return the local command that runs a shell command on a machine."""
     return (*shlex.split(ssh), machine, line)
 
 
 def copy_code(machines: Sequence[str], ssh: str, folder: str) -> None:
-    """The working directory to the same path on every machine; nothing is deleted there."""
+    """Copy the directory to the same path on all machines; delete nothing there."""
     left_out = [f"--exclude={name}" for name in _NOT_COPIED]
 
     def copy(machine: str) -> Problem | None:
@@ -120,14 +123,14 @@ def copy_code(machines: Sequence[str], ssh: str, folder: str) -> None:
         done = _run(["rsync", "-az", "--mkpath", *left_out, "-e", ssh, f"{folder}/", there])
         if done.returncode == 0:
             return None
-        remedy = "is rsync there, and may you write the folder?"
+        remedy = "check that rsync is installed there and that you can write to the directory"
         return Problem(machine, f"--sync: {_said(done)}", remedy, has_value=False)
 
     _ask_all(machines, copy)
 
 
 def check_machines(machines: Sequence[str], ssh: str, job: Job, python: str) -> None:
-    """Everything that is missing on any of them, at once."""
+    """Check all machines; EnvironmentProblem with everything that is missing."""
     token = Path(job.run_dir) / f".seen-by-all-{uuid.uuid4().hex[:8]}"
     code = "from drivetrain._version import __version__; print(__version__)"
     variables = [f"{name}={value}" for name, value in job.environment]
@@ -161,21 +164,21 @@ def _judge(
         return None
     match done.returncode:
         case 0:
-            rule = f"it has drivetrain {found}, this client {__version__}"
-            remedy = "install the same on all"
+            rule = f"it has drivetrain {found}; this client has {__version__}"
+            remedy = "install the same version on all machines"
         case 255:
             rule = f"ssh: {_said(done).removeprefix('ssh: ')}"
-            remedy = f"does `ssh {machine} true` work without a password?"
+            remedy = f"check that `ssh {machine} true` works without a password"
         case n if n == _NO_FOLDER:
-            rule, remedy = f"it has no {job.working_dir}", "share that folder, or add --sync"
+            rule, remedy = f"it has no {job.working_dir}", "share that directory, or add --sync"
         case n if n == _NO_SCRIPT:
             rule = f"it has no {job.script} in {job.working_dir}"
-            remedy = "share that folder, or add --sync"
+            remedy = "share that directory, or add --sync"
         case n if n == _NOT_SHARED:
-            rule = f"it does not see the run's directory {job.run_dir}"
+            rule = f"it cannot see the run directory {job.run_dir}"
             remedy = "--run-dir DIR on storage that all machines share"
         case 126 | 127:
-            rule, remedy = f"it has no {python}", "--python PATH, the same on all"
+            rule, remedy = f"it has no {python}", "--python PATH, the same on all machines"
         case _:
             rule, remedy = _said(done), "install drivetrain for that Python, or --python PATH"
     return Problem(machine, rule, remedy, has_value=False)
@@ -205,7 +208,7 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _said(done: subprocess.CompletedProcess[str]) -> str:
-    """Its last line, which is the one that says what is wrong."""
+    """Return the last line of its output, which contains the error."""
     lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
     return lines[-1].strip() if lines else f"exit code {done.returncode}"
 
@@ -215,17 +218,17 @@ _SSH = "ssh -T -o BatchMode=yes -o ServerAliveInterval=10 -o ServerAliveCountMax
 
 @dataclass(frozen=True)
 class SshHosts(coordinated.Coordinated):
-    """Machines that ssh reaches without a password."""
+    """Run on machines that ssh reaches without a password."""
 
     name: ClassVar[str] = "hosts"
 
     hosts: str | None = option("a file with one machine per line")
-    ssh: str = option("how to reach them, with its options", _SSH)
+    ssh: str = option("the ssh command to reach them, with its options", _SSH)
     sync: bool = option("copy the working directory to each machine first, by rsync", False)
-    python: str | None = option("the machines' Python; default: the path of this one")
+    python: str | None = option("Python on the machines; default: the path of this one")
 
     def fill_in(self, job: Job, given: Collection[str]) -> Job:
-        """All machines of the file and as many processes as it says, unless flags say so."""
+        """Use all machines and slots of the file, unless flags give other numbers."""
         machines = self._machines()
         if "--nnodes" not in given:
             job = dataclasses.replace(job, num_nodes=len(machines), max_nodes=len(machines))
@@ -235,27 +238,27 @@ class SshHosts(coordinated.Coordinated):
         return job
 
     def problems(self, job: Job) -> list[Problem]:
-        """Enough machines? A limit that nobody keeps?"""
+        """Also check the number of machines, and refuse time limits, which nothing enforces."""
         found = [*script_problems(job), *shape_problems(job)]
         count = len(self._machines())
         if job.max_nodes > count:
-            rule = f"{self.hosts} names {count}"
-            found.append(Problem("--nnodes", rule, "ask for fewer, or name more", job.max_nodes))
+            rule = f"{self.hosts} lists {count}"
+            found.append(Problem("--nnodes", rule, "ask for fewer, or list more", job.max_nodes))
         if job.time_limit_s is not None:
-            rule = "there is no scheduler to keep it"
+            rule = "there is no scheduler to enforce it"
             found.append(Problem("--time", rule, "leave it out", f"{job.time_limit_s} s"))
         return found
 
     def render(self, job: Job) -> Rendered:
-        """One ssh command per machine."""
+        """Render one ssh command per machine."""
         members = [
             Member(machine.name, over_ssh(self.ssh, machine.name, self._on_machine(job, machine)))
             for machine in self._machines()[: job.max_nodes]
         ]
         return Rendered(FILE, Members(tuple(members), job.grace_s).text())
 
-    def submit(self, job: Job, rendered: Rendered) -> str:  # noqa: ARG002 - it lies in the directory
-        """Copy, look at every machine, then start."""
+    def submit(self, job: Job, rendered: Rendered) -> str:  # noqa: ARG002 - it is in the directory
+        """Copy the code if requested, check all machines, then start."""
         names = [machine.name for machine in self._machines()[: job.max_nodes]]
         if self.sync:
             copy_code(names, self.ssh, job.working_dir)
@@ -273,6 +276,6 @@ class SshHosts(coordinated.Coordinated):
         return self.python or sys.executable
 
     def _on_machine(self, job: Job, machine: SshMachine) -> str:
-        """A line of shell. They say under which name the others reach them."""
+        """Return the shell command for a machine, with its address for the other machines."""
         words = with_stdin_watchdog(job, self._interpreter, f"--local-addr={machine.reached_at}")
         return f"cd {shlex.quote(job.working_dir)} && exec {shlex.join(words)}"

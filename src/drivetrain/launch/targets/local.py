@@ -1,4 +1,4 @@
-"""This machine as a target: the run goes on in the background when the terminal is closed."""
+"""The local target: a background run on this machine that survives closing the terminal."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from drivetrain.launch.target import Rendered
 
 @dataclass(frozen=True)
 class Local(coordinated.Coordinated):
-    """One node, this one."""
+    """Run in the background on this machine."""
 
     name: ClassVar[str] = "local"
 
     def problems(self, job: Job) -> list[Problem]:
-        """One machine is one node, and nobody ends its jobs for time."""
+        """Refuse more than one node, and time limits, which nothing enforces here."""
         found = [*script_problems(job), *shape_problems(job)]
         if job.num_nodes > 1:
-            remedy = "--on hosts or --on slurm has more; here, --nproc-per-node"
+            remedy = "use --on hosts or --on slurm; for more processes here, --nproc-per-node"
             found.append(Problem("--nnodes", "this machine is one node", remedy, job.num_nodes))
         if job.time_limit_s is not None:
-            rule = "there is no scheduler to keep it"
+            rule = "there is no scheduler to enforce it"
             found.append(Problem("--time", rule, "leave it out", f"{job.time_limit_s} s"))
         return found
 
@@ -35,6 +35,6 @@ class Local(coordinated.Coordinated):
         member = Member(socket.gethostname(), tuple(with_stdin_watchdog(job, sys.executable)))
         return Rendered(FILE, Members((member,), job.grace_s).text())
 
-    def submit(self, job: Job, rendered: Rendered) -> str:  # noqa: ARG002 - it lies in the directory
-        """Start it in the background."""
+    def submit(self, job: Job, rendered: Rendered) -> str:  # noqa: ARG002 - it is in the directory
+        """Start the run in the background."""
         return coordinated.start(job)

@@ -1,4 +1,4 @@
-"""Slurm: an sbatch script one could have written by hand, and Slurm's own tools around it."""
+"""The Slurm target: a readable sbatch script, submitted and watched with Slurm's own tools."""
 
 from __future__ import annotations
 
@@ -20,32 +20,34 @@ from drivetrain.launch.ownership import FILE as SECRETS
 from drivetrain.launch.tail import tail
 from drivetrain.launch.target import Rendered, State, Status, option
 
-# What a user may say to Slurm beyond the job itself.
+# The options of the Slurm target, beyond the job itself.
 
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """Each field is a flag of `drivetrain train --on slurm`, named as sbatch names it."""
+    """Each field is a flag of `drivetrain train --on slurm`, named as in sbatch."""
 
-    partition: str | None = option("partition, or several with commas")
+    partition: str | None = option("partition, or several separated by commas")
     account: str | None = option("account to charge")
     qos: str | None = option("quality of service")
-    constraint: str | None = option("features the nodes must have")
+    constraint: str | None = option("features that the nodes must have")
     reservation: str | None = option("reservation to run in")
-    nodelist: str | None = option("nodes that must be among those given")
-    exclude: str | None = option("nodes that must not be")
-    cpus_per_node: int | None = option("CPU cores of each node; Slurm's default if left")
-    mem: str | None = option("memory of each node, such as 64G")
-    exclusive: bool = option("no other job on the nodes", False)
-    container_image: str | None = option("image to run in, by the pyxis plugin")
-    container_mounts: tuple[str, ...] = option("more folders to see in it: PATH or FROM:TO", ())
-    python: str | None = option("the nodes' Python; default: this one, or the container's")
-    setup: tuple[str, ...] = option("a line of shell to run first, such as 'module load cuda'", ())
+    nodelist: str | None = option("nodes that the allocation must include")
+    exclude: str | None = option("nodes that the allocation must not include")
+    cpus_per_node: int | None = option("CPU cores per node; default: Slurm's own")
+    mem: str | None = option("memory per node, such as 64G")
+    exclusive: bool = option("share the nodes with no other job", False)
+    container_image: str | None = option("container image to run in (pyxis plugin)")
+    container_mounts: tuple[str, ...] = option(
+        "more directories to mount in it: PATH or FROM:TO", ()
+    )
+    python: str | None = option("Python on the nodes; default: this one, or the container's")
+    setup: tuple[str, ...] = option("a shell command to run first, such as 'module load cuda'", ())
     sbatch: tuple[str, ...] = option("any other #SBATCH line, such as --mail-type=END", ())
 
     @property
     def interpreter(self) -> str:
-        """What runs drivetrain on the nodes."""
+        """The Python that runs drivetrain on the nodes."""
         return self.python or ("python" if self.container_image is not None else sys.executable)
 
 
@@ -53,10 +55,10 @@ class SlurmOptions:
 
 LOGS = "logs"
 _MARGIN_S = 15
-"""Between the end of the time for saving and the time limit: for Slurm's own signalling."""
+"""Between the end of the time for saving and the time limit, as Slurm signals with a delay."""
 
 _BODY = """
-# Each start of the job meets in a place of its own.
+# Each start of the job has its own rendezvous.
 rdzv_id=$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}
 
 # One supervisor per node: it starts the node's ranks and watches them.
@@ -72,10 +74,10 @@ exit $code
 
 
 def sbatch_script(job: Job, options: SlurmOptions) -> str:
-    """Every line of it, the same for the same job."""
+    """Return the whole script; the same job gives the same text."""
     head = "".join(f"#SBATCH {line}\n" for line in _directives(job, options))
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in job.environment)
-    if job.secrets:  # in a file of the owner's: this one may be read by others
+    if job.secrets:  # in a file that only the owner can read, unlike this one
         exports += f". {shlex.quote(f'{job.run_dir}/{SECRETS}')} || exit 1\n"
     setup = "".join(f"{line}\n" for line in options.setup)
     preamble = "".join(f"\n{part}" for part in (exports, setup) if part)
@@ -111,14 +113,14 @@ def _directives(job: Job, options: SlurmOptions) -> Iterator[str]:
 
 
 def signal_s(job: Job) -> int:
-    """How long before its time limit the job is asked to save."""
+    """Return how many seconds before its time limit the job is asked to save."""
     return round(job.grace_s) + _MARGIN_S
 
 
 def _srun(job: Job, options: SlurmOptions) -> str:
-    """One task per node; a node that ends badly is the supervisors' business, not srun's."""
+    """Return the srun command, one task per node; the supervisors, not srun, handle failures."""
     srun = ["srun", "--kill-on-bad-exit=0"]
-    if options.cpus_per_node is not None:  # srun does not take it from the job
+    if options.cpus_per_node is not None:  # srun does not inherit it from the job
         srun.append(f"--cpus-per-task={options.cpus_per_node}")
     if job.is_elastic:
         srun.append("--no-kill")
@@ -134,7 +136,7 @@ def _srun(job: Job, options: SlurmOptions) -> str:
 
 
 def _split(job: Job) -> tuple[list[str], str]:
-    """The flags one by one, for a line each, and the script with its arguments."""
+    """Return the flags, for one line each, and the script with its arguments."""
     argv = [shlex.quote(word) for word in job.node_argv()]
     num_script_args = 1 + len(job.script_args)
     return argv[:-num_script_args], " ".join(argv[-num_script_args:])
@@ -144,10 +146,10 @@ def _mount(path: str) -> str:
     return path if ":" in path else f"{path}:{path}"
 
 
-# What Slurm's tools say of a job, read. Pure: from their output to a Status.
+# Parsing the output of Slurm's tools into a Status. Pure.
 #
-# squeue knows jobs that are not over; sacct all of them, where accounting is set up; scontrol those
-# of the last minutes (MinJobAge), with nothing set up.
+# squeue lists jobs that are not over; sacct lists all jobs, if accounting is set up; scontrol needs
+# no setup and lists jobs of the last minutes too (MinJobAge).
 
 SQUEUE_FORMAT = "%T|%r|%N"
 SACCT_FORMAT = "State,ExitCode,NodeList"
@@ -180,18 +182,18 @@ _STATES = {
 _PLAIN_WORDS = {
     "BeginTime": "Slurm starts a requeued job after a pause (cred_expire, two minutes by default)",
     "Resources": "waiting for nodes to be free",
-    "Priority": "jobs of higher priority go first",
+    "Priority": "jobs of higher priority run first",
     "ReqNodeNotAvail": "a node it needs is down or reserved",
-    "PartitionTimeLimit": "--time is longer than the partition allows",
-    "QOSMaxNodePerUserLimit": "more nodes than the QOS allows one user",
+    "PartitionTimeLimit": "--time exceeds the partition's limit",
+    "QOSMaxNodePerUserLimit": "more nodes than the QOS allows per user",
     "AssocGrpNodeLimit": "more nodes than the account allows",
     "JobHeldAdmin": "held by an administrator",
-    "JobHeldUser": "held; scontrol release lets it go",
+    "JobHeldUser": "held by a user; release it with scontrol release",
 }
 
 
 def from_squeue(output: str) -> Status | None:
-    """`squeue -h -j ID -o FORMAT`; None when it lists nothing."""
+    """Parse `squeue -h -j ID -o FORMAT`; None if it lists nothing."""
     line = output.strip().splitlines()
     if not line:
         return None
@@ -202,7 +204,7 @@ def from_squeue(output: str) -> Status | None:
 
 
 def from_sacct(output: str) -> Status | None:
-    """`sacct -X -n -P -j ID -o FORMAT`; the last line is the job's newest life."""
+    """Parse `sacct -X -n -P -j ID -o FORMAT`; the last line is the job's latest start."""
     lines = output.strip().splitlines()
     if not lines:
         return None
@@ -211,7 +213,7 @@ def from_sacct(output: str) -> Status | None:
 
 
 def from_scontrol(output: str) -> Status | None:
-    """`scontrol show job -o ID`: words of the form Key=Value."""
+    """Parse `scontrol show job -o ID`: fields of the form Key=Value."""
     values = dict(re.findall(r"(\w+)=(\S*)", output))
     if "JobState" not in values:
         return None
@@ -226,7 +228,7 @@ def from_scontrol(output: str) -> Status | None:
 
 
 def expand(node_list: str) -> tuple[str, ...]:
-    """'gpu[003-005,9],login1' → each of them."""
+    """Expand 'gpu[003-005,9],login1' into the names of its hosts."""
     names: list[str] = []
     for prefix, inside, suffix in re.findall(r"([^,\[\]]+)(?:\[([^\]]*)\])?([^,\[\]]*)", node_list):
         if not inside:
@@ -240,7 +242,7 @@ def expand(node_list: str) -> tuple[str, ...]:
 
 
 def _state(word: str) -> State:
-    """'CANCELLED by 0' is CANCELLED; a word of a newer Slurm is unknown, and says so itself."""
+    """'CANCELLED by 0' is CANCELLED; a state that only a newer Slurm has is UNKNOWN."""
     return _STATES.get(word.partition(" ")[0].rstrip("+"), State.UNKNOWN)
 
 
@@ -264,17 +266,17 @@ _FILE = "job.sh"
 _JOB_NAME = re.compile(r"[\w.+:@,=-]+")
 _ANSWER_S = 60
 _MORE_S = 10.0
-"""Beyond the time for saving: for the ranks to end and Slurm to notice."""
+"""In addition to the time for saving: for the ranks to end and Slurm to notice."""
 
 
 @dataclass(frozen=True)
 class Slurm(SlurmOptions):
-    """A cluster whose login node this is."""
+    """Run on a Slurm cluster, submitted from a login node."""
 
     name: ClassVar[str] = "slurm"
 
     def problems(self, job: Job) -> list[Problem]:
-        """Also: a time limit that leaves no time to train before the signal comes."""
+        """Also refuse a time limit that leaves no time to train before the signal to save."""
         found = [*script_problems(job), *shape_problems(job), *_line_problems(job, self)]
         if job.time_limit_s is not None and job.grace_s < job.time_limit_s <= signal_s(job):
             rule = f"the signal to save comes {signal_s(job)} s before the limit"
@@ -287,12 +289,12 @@ class Slurm(SlurmOptions):
         return Rendered(_FILE, sbatch_script(job, self), command)
 
     def submit(self, job: Job, rendered: Rendered) -> str:
-        # sbatch does not make the folder of --output, and the job would end without a word
+        # sbatch does not create the directory of --output, and the job would end without a message
         (Path(job.run_dir) / LOGS).mkdir(parents=True, exist_ok=True)
         return _slurm(*rendered.command).strip().partition(";")[0]
 
     def poll(self, job: Job, job_id: str) -> Status:  # noqa: ARG002
-        """From whichever of Slurm's tools still knows the job."""
+        """Ask Slurm's tools in turn, until one knows the job."""
         asks = (
             (from_squeue, ("squeue", "-h", "-j", job_id, "-o", SQUEUE_FORMAT)),
             (from_sacct, ("sacct", "-XnP", "-j", job_id, "-o", SACCT_FORMAT)),
@@ -306,7 +308,7 @@ class Slurm(SlurmOptions):
         return Status(State.UNKNOWN, f"Slurm no longer knows job {job_id}")
 
     def logs(self, job: Job, job_id: str, *, follow: bool) -> Iterator[str]:
-        """What all attempts printed, oldest job first."""
+        """Yield what all attempts printed, oldest job first."""
         folder = Path(job.run_dir) / LOGS
 
         def paths() -> list[Path]:
@@ -319,7 +321,7 @@ class Slurm(SlurmOptions):
         return tail(paths, is_over, follow=follow)
 
     def stop(self, job: Job, job_id: str) -> None:
-        """Ask the ranks to save, wait for it, and cancel what is left."""
+        """Ask the ranks to save, wait for them, and cancel the job if it still runs."""
         if self.poll(job, job_id).state is State.RUNNING:
             _answer("scontrol", "update", f"JobId={job_id}", "Requeue=0")
             _answer("scancel", "--signal=TERM", job_id)
@@ -332,18 +334,18 @@ class Slurm(SlurmOptions):
 
 
 def _line_problems(job: Job, options: SlurmOptions) -> list[Problem]:
-    """What would end its line of the script, and be run as the next one."""
+    """Refuse text that would end its line of the script and be run as the next one."""
     found = []
     if not _JOB_NAME.fullmatch(job.name):
-        rule = "Slurm takes letters, digits and . _ + : @ , = - for a name"
+        rule = "a name may contain letters, digits and . _ + : @ , = - only"
         found.append(Problem("--job-name", rule, "--job-name my-run", job.name))
     given = {"run_dir": job.run_dir, "working_dir": job.working_dir} | dataclasses.asdict(options)
     for name, value in given.items():
         texts = value if isinstance(value, tuple) else (value,)
         if any(isinstance(text, str) and not text.isprintable() for text in texts):
             where = f"--{name.replace('_', '-')}"
-            rule = "has a line break or another character that is not printed"
-            found.append(Problem(where, rule, "leave it out", has_value=False))
+            rule = "contains a line break or another non-printable character"
+            found.append(Problem(where, rule, "remove that character", has_value=False))
     return found
 
 
@@ -352,7 +354,7 @@ def _number(path: Path) -> int:
 
 
 def _slurm(*command: str) -> str:
-    """What one of Slurm's tools answers; its own words when it refuses."""
+    """Run one of Slurm's tools; return its output, or raise with its error message."""
     done = _run(command)
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
@@ -361,7 +363,7 @@ def _slurm(*command: str) -> str:
 
 
 def _check_that_slurm_answers(job_id: str) -> None:
-    """A controller that is down knows nothing of any job, and says something else."""
+    """Raise if the controller is down: then it knows no job at all."""
     done = _run(("squeue", "-h", "-j", job_id))
     if done.returncode and "Invalid job id" not in done.stderr:
         said = done.stderr.strip() or f"exit code {done.returncode}"
@@ -369,7 +371,7 @@ def _check_that_slurm_answers(job_id: str) -> None:
 
 
 def _answer(*command: str) -> str | None:
-    """The same, where no answer is an answer: sacct without accounting, a job forgotten."""
+    """Run one of Slurm's tools; None if it is missing or fails (no accounting, unknown job)."""
     if shutil.which(command[0]) is None:
         return None
     done = _run(command)
@@ -382,7 +384,7 @@ def _run(command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
             command, capture_output=True, text=True, check=False, timeout=_ANSWER_S
         )
     except FileNotFoundError:
-        rule = "Slurm's commands are not on this machine"
+        rule = "Slurm's commands are not installed on this machine"
         remedy = "submit from a login node of the cluster"
         problem = Problem(command[0], rule, remedy, has_value=False)
         raise EnvironmentProblem([problem]) from None

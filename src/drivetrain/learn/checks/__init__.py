@@ -1,1 +1,1 @@
-"""One file per kind of exercise: what is asked of a learner's file, and how it is told."""
+"""Checks, one file per kind of exercise: run a learner's file, and report what is wrong."""

@@ -1,4 +1,4 @@
-"""Gradient accumulation: as one process would, with one reduction and one micro-batch in memory."""
+"""Gradient accumulation: the numbers of one process, one reduction, one micro-batch in memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check(file: Path) -> Passed:
         [
             f"{NUM_STEPS} losses and gradient norms on 2 ranks as on one process, with equal and"
             " unequal micro-batches, and with 4 of them on one rank and 1 on the other",
-            "the copies of the model stay equal, to the last bit",
+            "the copies of the model stay equal, bit for bit",
         ],
         scores,
         outcome.flow("step 1").picture(),
@@ -125,7 +125,7 @@ def _judge(outcome: Outcome, layout: Layout, where: str) -> None:
 
 
 def _which_mistake(found: Sequence[float], layout: Layout) -> str:
-    """The one that would have given this gradient."""
+    """Return the hint for the mistake that would give these gradient norms."""
     for hint, norms in _mistakes(layout):
         if all(relative(here, norm) < 1e-3 for here, norm in zip(found, norms, strict=True)):
             return hint
@@ -133,7 +133,7 @@ def _which_mistake(found: Sequence[float], layout: Layout) -> str:
 
 
 def _mistakes(layout: Layout) -> list[tuple[str, list[float]]]:
-    """Gradient norms by rank of what goes wrong most often."""
+    """Return the gradient norms, by rank, of the most frequent mistakes."""
     by_rank = [
         [_mean_gradient(batch) for batch in _micro_batches(1, layout, rank)]
         for rank in range(len(layout))
@@ -165,7 +165,7 @@ def _last_only(weighted: list[list[torch.Tensor]], layout: Layout) -> torch.Tens
 
 
 def _reduced_again(gradients: list[list[torch.Tensor]]) -> torch.Tensor:
-    """What was summed after one micro-batch is summed again after the next."""
+    """Return the gradient if the accumulated sum is reduced after every micro-batch."""
     total = torch.zeros(())
     for pieces in zip(*gradients, strict=False):
         total = total * len(gradients) + sum(pieces)
@@ -214,7 +214,7 @@ def _least_bytes(num_ranks: int) -> float:
 
 
 def _least_saved(layout: Layout, rank: int) -> int:
-    """By the largest micro-batch of a rank, as its sum of losses saves them."""
+    """Return the bytes saved for backward by a rank's largest micro-batch."""
     model = new_model()
     saved = SavedBytes(model.parameters())
     largest = max(_micro_batches(1, layout, rank), key=lambda batch: len(batch[1]))

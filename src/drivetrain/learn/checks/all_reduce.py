@@ -1,7 +1,7 @@
 """The four all-reduces of phase 1: sums, places, bytes, rounds, and a training that uses them.
 
-Rank r contributes 16^r to every element, so that a wrong sum tells by its digits which ranks were
-counted how often. A second tensor counts its own places, which tells where a chunk has gone.
+Rank r contributes 16^r to every element, so that the digits of a wrong sum show how often each rank
+was counted. A second tensor has its own indices as values, which show where a chunk has gone.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from drivetrain.learn.verdict import Passed, Score
 from drivetrain.verify.parity.compare import StepNumbers
 
 BASE = 16
-_LARGE = 9240  # divisible by every world size asked for
+_LARGE = 9240  # divisible by every world size used
 _SLACK = 1.05
 
 
 @dataclass(frozen=True)
 class AllReduce:
-    """What one algorithm promises."""
+    """The requirements of one algorithm."""
 
     function: str
     num_ranks: tuple[int, ...]
     lengths: tuple[int, ...]
     most_rounds: Callable[[int], int] | None
     most_bytes: Callable[[int, int], float]
-    """Sent by the busiest rank, by number of ranks and bytes of the tensor."""
+    """Most bytes that a rank may send, from the number of ranks and the bytes of the tensor."""
     bytes_formula: str
     rounds_formula: str = ""
     only_next: bool = False
-    """Whether rank r may send to rank r + 1 alone."""
+    """True if rank r may send only to rank r + 1."""
 
 
 NAIVE = AllReduce(
@@ -193,7 +193,7 @@ _WORST_FIRST = ("averaged", "counted-twice", "garbage", "missing", "own-values")
 
 
 def _first_wrong(values: list[float], right: float) -> tuple[int, int, float]:
-    """The first run of elements with one wrong value."""
+    """Return the first run of elements with the same wrong value."""
     first = next(i for i, v in enumerate(values) if v != right)
     last = first
     while last + 1 < len(values) and values[last + 1] == values[first]:
@@ -202,7 +202,7 @@ def _first_wrong(values: list[float], right: float) -> tuple[int, int, float]:
 
 
 def _decoded(value: float, rank: int, num_ranks: int) -> tuple[str, str]:
-    """Which ranks a wrong sum contains, and the hint for it."""
+    """Describe which ranks a wrong sum contains, and return the hint."""
     if value == float(BASE**rank):
         return "still this rank's own value", "own-values"
     all_once = sum(BASE**r for r in range(num_ranks))
@@ -210,7 +210,7 @@ def _decoded(value: float, rank: int, num_ranks: int) -> tuple[str, str]:
         return "the average, not the sum", "averaged"
     counts = _digits(value, num_ranks)
     if counts is None:
-        return f"{value:g}, which no sum of the ranks' values gives", "garbage"
+        return f"{value:g}, which is not a sum of the ranks' values", "garbage"
     missing = [r for r, count in enumerate(counts) if count == 0]
     several = [(r, count) for r, count in enumerate(counts) if count > 1]
     words = [f"rank {r} counted {count} times" for r, count in several]
@@ -234,9 +234,9 @@ def misplaced(
     first = next(i for i, v in enumerate(places) if v != num_ranks * i)
     return Shortcoming(
         "wrong-place",
-        f"element {first} of the result is made of the ranks' elements {first}",
-        f"rank {rank}: element {first} is made of other elements"
-        f" ({places[first]:g}, where {num_ranks * first} was due)",
+        f"element {first} of the result is the sum of the ranks' elements {first}",
+        f"rank {rank}: element {first} is a sum of other elements"
+        f" ({places[first]:g} instead of {num_ranks * first})",
         where=where,
         picture=picture,
     )
@@ -251,7 +251,7 @@ def _judge_messages(outcome: Outcome, asked: AllReduce, num_ranks: int) -> None:
                 call = log.collectives[0]
                 raise Shortcoming(
                     "not-point-to-point",
-                    "only send, recv, isend, irecv and batch_isend_irecv: the rest is yours",
+                    "only send, recv, isend, irecv and batch_isend_irecv: write the rest yourself",
                     f"rank {log.rank} called {call.kind} in line {call.line}",
                     where=where,
                 )
@@ -272,7 +272,7 @@ def _judge_messages(outcome: Outcome, asked: AllReduce, num_ranks: int) -> None:
             "too-many-rounds",
             f"{asked.most_rounds(num_ranks)} rounds on {num_ranks} ranks ({asked.rounds_formula}):"
             " ranks send and receive at the same time",
-            f"{num_rounds} rounds, one waiting for the other",
+            f"{num_rounds} rounds, each waiting for the previous one",
             where=f"{num_ranks} ranks",
             picture=flow.picture(),
         )
@@ -323,7 +323,7 @@ def _judge_training(file: Path, asked: AllReduce) -> None:
 
 
 def _train(module: Any, _: Any, function: str) -> dict[int, StepNumbers]:
-    """Data parallel, with the learner's function between backward and step."""
+    """Train data parallel, with the learner's function between backward and step."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     model = new_model()
     optimizer = new_optimizer(model)

@@ -1,7 +1,7 @@
 """DDP with buckets: the numbers of one process, few messages, and an early start of each.
 
-How early a reduction starts is read off a clock that the check keeps itself: backward takes so long
-a layer, and a link carries one message after another. A busy machine changes nothing about it.
+How early a reduction starts is measured on a simulated clock: backward takes a fixed time per
+layer, and a link carries one message after another. A busy machine does not change the result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NUM_RANKS = 3
 _NUM_STEPS = 3
 _NUM_LAYERS = 12
 _FEATURES, _WIDTH, _CLASSES = 12, 32, 5
-_BUCKET_BYTES = 8700  # two layers and a little
+_BUCKET_BYTES = 8700  # two layers and a little more
 _LAYER_MS = 10.0
 _BYTES_PER_MS = 550.0
 _LATENCY_MS = 0.5
@@ -54,7 +54,7 @@ def check(file: Path) -> Passed:
         [
             f"{_NUM_STEPS} losses and gradient norms on {_NUM_RANKS} ranks as on one process, also"
             " when ranks leave different parameters unused",
-            f"{len(logs[0].collectives)} buckets, the first of them started when backward had done"
+            f"{len(logs[0].collectives)} buckets, the first one started when backward had finished"
             f" {_layers_done(logs[0], logs[0].collectives[0].index)} of {_NUM_LAYERS} layers",
         ],
         [
@@ -78,7 +78,7 @@ def check(file: Path) -> Passed:
 
 
 class _Deep(nn.Module):
-    """Layers one after another, and two heads of different sizes."""
+    """A sequence of layers, and two heads of different sizes."""
 
     def __init__(self, recorder: Any = None) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class _Deep(nn.Module):
 
 
 class _Marked(torch.autograd.Function):
-    """Its backward runs when that of the layer behind it is done."""
+    """Identity whose backward runs when the next layer's backward is done, and marks that."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, recorder: Any, index: int) -> torch.Tensor:
@@ -132,7 +132,7 @@ def _heads(case: str, rank: int) -> tuple[bool, bool]:
 
 
 def _batches(step: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """By rank, of equal sizes."""
+    """Yield each rank's batch; sizes are equal."""
     inputs, classes = global_batch(step)
     for rank in range(_NUM_RANKS):
         yield inputs[rank::_NUM_RANKS].requires_grad_(), classes[rank::_NUM_RANKS]
@@ -230,7 +230,7 @@ def _model_bytes() -> int:
 
 
 def _num_buckets() -> int:
-    """When each is filled as far as it goes."""
+    """Return the number of buckets if each is filled as far as possible."""
     count, filled = 1, 0
     for size in reversed(_sizes()):
         if filled + size > _BUCKET_BYTES:
@@ -265,21 +265,21 @@ def _judge_start(log: RankLog, time_ms: float, least_ms: float) -> None:
     late = sum(index >= log.marks[_mark(1)] for index in posted)
     hint = "no-overlap" if after == len(posted) else "late-start"
     found = (
-        f"all {len(posted)} were started after backward had ended"
+        f"all {len(posted)} were started after backward had finished"
         if after == len(posted)
-        else f"{late} of {len(posted)} were started when backward was down to layer 0"
+        else f"{late} of {len(posted)} were started when only layer 0 was left"
     )
     raise Shortcoming(
         hint,
         f"reductions are started as soon as their bucket is full: backward and reductions take"
-        f" {least_ms:.0f} ms at best, {least_ms / _WORST_SHARE:.0f} ms are allowed (a layer"
+        f" {least_ms:.0f} ms at best, the limit is {least_ms / _WORST_SHARE:.0f} ms (a layer"
         f" {_LAYER_MS:g} ms, a link of {_BYTES_PER_MS:g} bytes a ms)",
         f"{time_ms:.0f} ms: {found}",
     )
 
 
 def _time_ms(log: RankLog) -> float:
-    """Backward takes so long a layer; the link carries one reduction after another."""
+    """Return the simulated time: a fixed time per layer, one reduction at a time on the link."""
     link_free_ms = 0.0
     for call in log.collectives:
         begin_ms = max(link_free_ms, _layers_done(log, call.index) * _LAYER_MS)
@@ -296,5 +296,5 @@ def _reduction_ms(num_bytes: float) -> float:
 
 
 def _least_ms() -> float:
-    """The first layer's gradients come last, and nothing is left to hide them behind."""
+    """Return the least time: the first layer's gradients come last, with nothing to overlap."""
     return _NUM_LAYERS * _LAYER_MS + _reduction_ms(sum(_sizes()[:2]))

@@ -1,4 +1,4 @@
-"""Checkpoints under kill -9: ended at each moment of a save, the newest complete step must load."""
+"""Checkpoints under kill -9: killed at any moment of a save, the newest complete step must load."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from drivetrain.learn.verdict import Passed
 _NUM_RANKS = 2
 _FIRST_STEP = 7
 _MOST_KILLS = 13
-_EXPECTED = "the newest step that was saved whole, with each rank's own shard"
+_EXPECTED = "the newest completely saved step, with each rank's own shard"
 
 
 def check(file: Path) -> Passed:
@@ -32,7 +32,7 @@ def check(file: Path) -> Passed:
         folder = Path(name).resolve()
         seen = run_on_ranks(file, _save, _NUM_RANKS, (name, _FIRST_STEP))
         in_this_process(file, _judge_empty)
-        _judge_loaded(file, folder, _FIRST_STEP, _FIRST_STEP + 1, True, "nobody was killed")
+        _judge_loaded(file, folder, _FIRST_STEP, _FIRST_STEP + 1, True, "no rank was killed")
         for _, written, steps in seen.results:
             _judge_synced(written, steps, folder)
         moments = _chosen([(rank, i) for rank, r in enumerate(seen.results) for i in range(r[0])])
@@ -47,8 +47,8 @@ def check(file: Path) -> Passed:
         [
             f"2 ranks killed at {len(moments)} moments of a save: each time the newest complete"
             " step was loaded, the same on both ranks",
-            "what was left behind did not disturb the next save, of the same step too",
-            "data is synced before its name is",
+            "leftover files did not disturb the next save, even of the same step",
+            "data is synced to the disk before its name",
         ]
     )
 
@@ -61,7 +61,7 @@ def _judge_empty(module: ModuleType) -> None:
 
 
 def _chosen(moments: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """All of them, or so many evenly."""
+    """Return all moments, or _MOST_KILLS of them, evenly spaced."""
     if len(moments) <= _MOST_KILLS:
         return moments
     return [moments[i * len(moments) // _MOST_KILLS] for i in range(_MOST_KILLS)]
@@ -74,7 +74,7 @@ def _shard(step: int, rank: int) -> dict[str, torch.Tensor]:
 def _save(
     module: Any, recorder: Any, name: str, step: int, victim: int = -1, last: int = -1
 ) -> tuple[int, list[str], list[tuple[str, str, str]]]:
-    """One step whole, and the next one, in which a rank may be ended."""
+    """Save one step completely, and then the next, during which a rank may be killed."""
     rank = dist.get_rank()
     module.save(Path(name), step, _shard(step, rank))
     with recorder.paused():
@@ -95,7 +95,7 @@ def _judge_kill(file: Path, folder: Path, step: int, outcome: Outcome, rank: int
 def _judge_loaded(
     file: Path, folder: Path, before: int, after: int, has_returned: bool, where: str
 ) -> None:
-    """Of the steps `before` and `after`, the later one if its save had returned anywhere."""
+    """Step `before` or `after` must load; `after` if its save had returned on any rank."""
     where = f"{where} while step {after} was saved"
     loaded = [_loaded(file, folder, rank, where) for rank in range(_NUM_RANKS)]
     steps = [None if each is None else int(each[0]) for each in loaded]
@@ -111,7 +111,7 @@ def _judge_loaded(
     for rank, (step, shard) in enumerate(each for each in loaded if each is not None):
         right = _shard(int(step), rank)
         if not all(torch.equal(torch.as_tensor(shard[key]), right[key]) for key in right):
-            found = f"rank {rank} got another shard"
+            found = f"rank {rank} got a different shard"
             raise Shortcoming("wrong-shard", _EXPECTED, found, where=where)
 
 
@@ -122,7 +122,7 @@ def _loaded(file: Path, folder: Path, rank: int, where: str) -> Any:
         raise
     except FileNotFoundError as error:
         missing = Path(str(error.filename)).name
-        found = f"rank {rank}: {missing} is missing of a step that was taken to be complete"
+        found = f"rank {rank}: {missing} is missing in a step that was loaded as complete"
         raise Shortcoming("incomplete-step", _EXPECTED, found, where=where) from error
     except Exception as error:
         found = f"rank {rank}: load_newest raised {type(error).__name__}: {str(error)[:120]}"
@@ -130,7 +130,7 @@ def _loaded(file: Path, folder: Path, rank: int, where: str) -> Any:
 
 
 def _judge_synced(written: list[str], steps: list[tuple[str, str, str]], folder: Path) -> None:
-    """Each file with anything in it was synced, and that before it got its name."""
+    """Require that each non-empty file was synced before it got its name."""
     for path in dict.fromkeys(written):
         renamed = [
             i for i, (what, source, _) in enumerate(steps) if (what, source) == ("rename", path)
@@ -145,4 +145,6 @@ def _judge_synced(written: list[str], steps: list[tuple[str, str, str]], folder:
             name = Path(path).relative_to(folder)
             when = " before it was renamed" if renamed else ""
             found = f"{name} was not synced{when}"
-            raise Shortcoming("no-fsync", "data is on the disk before it counts", found)
+            raise Shortcoming(
+                "no-fsync", "data is on the disk before the step counts as saved", found
+            )

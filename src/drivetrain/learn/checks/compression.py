@@ -1,6 +1,6 @@
-"""Compressed all-reduces: few bytes, the largest part first, and in the end all of it.
+"""Compressed all-reduces: few bytes, the largest part first, and eventually everything.
 
-Some steps have gradients, the following ones zeros: what was left over must arrive in these.
+Some steps have gradients, the following ones zeros, in which what was left over must arrive.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def check(file: Path) -> Passed:
         [
             f"{_TOP_K}: the {round(_SHARE * _LENGTH)} largest of {_LENGTH} entries, from each of"
             f" {_NUM_RANKS} ranks; {_POWER}: a projection of rank {_RANK}",
-            f"{_NUM_GRADIENTS} gradients and then zeros: in the end, all of the gradients arrived",
+            f"{_NUM_GRADIENTS} gradients and then zeros: at the end, everything has arrived",
         ],
         [
             Score(f"bytes a rank sends a step, {name}", _sent(outcome, name), _least(name), formula)
@@ -51,7 +51,7 @@ def _section(name: str, step: int) -> str:
 
 
 def _gradient(name: str, step: int, rank: int) -> torch.Tensor:
-    """Ranks have much in common, as in a training; few entries, or directions, are large."""
+    """Return a gradient: similar on all ranks, as in a training, with few large entries."""
     if step > _NUM_GRADIENTS:
         return torch.zeros(_LENGTH if name == _TOP_K else (_ROWS, _COLUMNS))
     common = torch.Generator().manual_seed(step)
@@ -139,17 +139,17 @@ def _judge_entries(found: torch.Tensor) -> None:
         last = torch.where(each != 0, each, last)
     for value, hint, words in (
         (right * _NUM_RANKS, "not-divided", f"{_NUM_RANKS} times as much in every entry"),
-        (signed.mean(0), "signed", "the largest positive entries; large negative ones are left"),
-        (last / _NUM_RANKS, "overwritten", "of entries that several ranks sent, one counts"),
-        (last, "overwritten", "of entries that several ranks sent, one counts"),
+        (signed.mean(0), "signed", "the largest positive entries; large negative ones are missing"),
+        (last / _NUM_RANKS, "overwritten", "of entries that several ranks sent, only one counts"),
+        (last, "overwritten", "of entries that several ranks sent, only one counts"),
     ):
         if torch.allclose(found, value, atol=1e-5):
             raise Shortcoming(hint, "the mean of what the ranks send", words, where=_TOP_K)
     place = int((found - right).abs().argmax())
     raise Shortcoming(
         "wrong-values",
-        f"entry {place} is {right[place]:.4f}: sent are {[round(float(s[place]), 4) for s in sent]}"
-        f" by ranks 0 to {_NUM_RANKS - 1}",
+        f"entry {place} is {right[place]:.4f}: {[round(float(s[place]), 4) for s in sent]} were"
+        f" sent by ranks 0 to {_NUM_RANKS - 1}",
         f"{found[place]:.4f}",
         where=f"{_TOP_K}, step 1",
     )
@@ -167,7 +167,7 @@ def _judge_matrix(found: torch.Tensor) -> None:
     hint = "not-divided" if _is_projection(found / _NUM_RANKS, mean) else "not-a-projection"
     raise Shortcoming(
         hint,
-        "the result is P·Pᵀ·M for orthonormal P: it and what it lacks of M are at right angles",
+        "the result is P·Pᵀ·M for orthonormal P: it is orthogonal to what it lacks of M",
         f"they are not: the result has norm {found.norm():.3f}, M has {mean.norm():.3f}, and what"
         f" is left {(mean - found).norm():.3f}",
         where=f"{_POWER}, step 1",
@@ -189,14 +189,14 @@ def _judge_sum(outcome: Outcome, name: str) -> None:
         return
     after = [float(each.norm()) for each in found[_NUM_GRADIENTS:]]
     if max(after) < 1e-6:
-        hint, words = "no-feedback", "in the steps with zeros, nothing more came"
+        hint, words = "no-feedback", "in the steps with zeros, nothing more arrived"
     elif after[-1] > 0.1 * after[0] or not off < 10:
-        hint, words = "counted-twice", f"after {_NUM_ZEROS} steps with zeros, something still comes"
+        hint, words = "counted-twice", f"after {_NUM_ZEROS} steps with zeros, more still arrives"
     else:
-        hint, words = "lost", f"{off:.0%} of it are missing or too much"
+        hint, words = "lost", f"{off:.0%} of the sum are missing or too much"
     raise Shortcoming(
         hint,
-        f"{_NUM_GRADIENTS} gradients, then {_NUM_ZEROS} steps with zeros: the results sum up to"
+        f"{_NUM_GRADIENTS} gradients, then {_NUM_ZEROS} steps with zeros: the results add up to"
         " the gradients, since what is not sent is sent later",
         words,
         where=name,

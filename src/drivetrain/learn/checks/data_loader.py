@@ -24,7 +24,7 @@ def check(file: Path) -> Passed:
     return Passed(
         [
             f"{len(_SIZES)} datasets of 3 to 1000 samples on 4 to 8 ranks: each sample once",
-            "ranks differ by one sample at most; each epoch has its own order, the same on repeat",
+            "ranks differ by one sample at most; each epoch has its own order, which is repeatable",
             "3 real ranks read 100 samples in batches: each sample once",
         ]
     )
@@ -87,7 +87,9 @@ def _some(indices: list[int]) -> str:
 def _judge_order(module: ModuleType) -> None:
     first = _shards(module, 1000, 0, 1)[0]
     if first == sorted(first):
-        raise Shortcoming("not-shuffled", "a shuffled order", "samples 0, 1, 2 … as they lie")
+        raise Shortcoming(
+            "not-shuffled", "a shuffled order", "samples 0, 1, 2 … in their original order"
+        )
     if first != _shards(module, 1000, 0, 1)[0]:
         raise Shortcoming(
             "not-repeatable",
@@ -96,13 +98,15 @@ def _judge_order(module: ModuleType) -> None:
         )
     if first == _shards(module, 1000, 1, 1)[0]:
         raise Shortcoming(
-            "same-every-epoch", "another order in each epoch", "epochs 0 and 1 have the same order"
+            "same-every-epoch",
+            "a different order in each epoch",
+            "epochs 0 and 1 have the same order",
         )
     if _overlap(module) > 0.5:
         raise Shortcoming(
             "same-samples-every-epoch",
-            "the whole dataset is shuffled before it is divided among the ranks",
-            "rank 0 has the same samples in epochs 0 and 1, only in another order",
+            "the whole dataset is shuffled before it is split among the ranks",
+            "rank 0 has the same samples in epochs 0 and 1, only in a different order",
         )
 
 
@@ -112,7 +116,7 @@ def _overlap(module: ModuleType) -> float:
 
 
 def _read_an_epoch(module: Any, _: Any) -> list[int]:
-    """With torch's own loader, as a training would."""
+    """Read an epoch with torch's own loader, as a training would."""
     indices = module.rank_indices(100, 2, _SEED, dist.get_rank(), dist.get_world_size())
     data = torch.utils.data.TensorDataset(torch.arange(100))
     chosen = torch.utils.data.Subset(data, [int(i) for i in indices])

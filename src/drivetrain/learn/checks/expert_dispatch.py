@@ -1,6 +1,6 @@
-"""Expert dispatch: no token is dropped, swapped or computed by another's expert.
+"""Expert dispatch: no token is dropped, swapped or computed by the wrong expert.
 
-A token's first number says which one it is; an expert writes its own into the second, and counts in
+A token's first number identifies it; an expert writes its own number into the second, and counts in
 the third how often the token was computed.
 """
 
@@ -39,7 +39,7 @@ def check(file: Path) -> Passed:
         [
             f"{len(_CASES) + 1} cases on {_NUM_RANKS} ranks: every token was computed once, by its"
             " own expert, and is back in its place",
-            "also when all tokens go to one expert, and when a rank has none",
+            "even when all tokens go to one expert, and when a rank has none",
         ],
         [Score("bytes a rank sends", sent, least, "2 × its tokens for other ranks")],
         outcome.flow(_LARGE).picture(),
@@ -93,7 +93,7 @@ def _judge_rows(outcome: Outcome, case: str, rank: int) -> None:
             hint, words = "computed-twice", f"row {row} was computed {times:g} times"
         elif expert != experts[row] + 1:
             hint = "wrong-expert"
-            words = f"row {row} is for expert {experts[row]}, and expert {expert - 1:g} computed it"
+            words = f"row {row} is for expert {experts[row]}, but expert {expert - 1:g} computed it"
         if hint:
             break
     if hint:
@@ -111,11 +111,11 @@ def _misplaced(
 ) -> tuple[str, str]:
     own = tokens[:, 0].tolist()
     if sorted(each[0] for each in found) == sorted(own):
-        return "swapped", f"row {row} holds what became of token {own.index(name)}"
+        return "swapped", f"row {row} has the result of token {own.index(name)}"
     owner = int(name) // 1000 - 1
     if name == int(name) and 0 <= owner < _NUM_RANKS and name not in own:
-        return "others-token", f"row {row} holds a token of rank {owner}"
-    return "dropped", f"token {row} is not in its row: there is {name:g}"
+        return "others-token", f"row {row} has a token of rank {owner}"
+    return "dropped", f"token {row} is not in its row, which has {name:g}"
 
 
 def _judge_bytes(outcome: Outcome) -> tuple[float, float]:
@@ -133,7 +133,7 @@ def _judge_bytes(outcome: Outcome) -> tuple[float, float]:
     if sent[worst] > 1.1 * least[worst]:
         raise Shortcoming(
             "too-many-bytes",
-            f"rank {worst} sends its tokens for others, and the results of others' tokens:"
+            f"rank {worst} sends its tokens for other ranks, and the results of their tokens:"
             f" {readable_bytes(least[worst])}",
             f"{readable_bytes(sent[worst])}, {sent[worst] / least[worst]:.2g} times as much",
             where=_LARGE,

@@ -1,4 +1,4 @@
-"""Failure detection: on a clock of its own, then on processes that are killed and stopped."""
+"""Failure detection: on a simulated clock, then on processes that are killed and stopped."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ def check(file: Path) -> Passed:
     named_s: float = in_this_process(file, lambda module: _judged(module, file))
     return Passed(
         [
-            "8 courses of events on a clock of the check's own",
+            "8 sequences of events on a simulated clock",
             "4 processes: one trains, one is in a long step (slow), one is killed with -9 (dead),"
-            " one is stopped (dead) and goes on (alive again)",
+            " one is stopped (dead) and continued (alive again)",
         ],
         [Score("until a killed rank is named", round(named_s, 2), _DEAD_S, "dead_after_s", "s")],
     )
 
 
 Event = tuple[float, int, int]
-"""Seconds, and what is read then: beats, steps."""
+"""Seconds, and what is read at that time: beats, steps."""
 _COURSES: tuple[tuple[str, str, Sequence[Event], float, str], ...] = (
-    # what it shows, the hint, what is read, when it is asked, the right answer
-    ("nobody has beaten yet", "begins-dead", (), 1.0, "alive"),
+    # what it tests, the hint, what is read, when state() is called, the right answer
+    ("no rank has beaten yet", "begins-dead", (), 1.0, "alive"),
     ("no beat ever", "begins-dead", (), 12.0, "dead"),
     ("beats and steps", "wrong-state", ((1, 1, 1), (2, 2, 2), (3, 3, 3)), 3.5, "alive"),
     ("beats without steps", "wrong-state", tuple((t, t, 1) for t in range(1, 9)), 8.5, "slow"),
     ("no beat, and no step", "dead-as-slow", ((1, 1, 1),), 15.0, "dead"),
     ("the same beat is read again and again", "same-beat", tuple((t, 1, 1) for t in range(1, 20)),
      19.5, "dead"),
-    ("silent for long, then beats and steps again", "never-recovers",
+    ("silent for a long time, then beats and steps again", "never-recovers",
      ((1, 1, 1), (15, 2, 2)), 15.5, "alive"),
-    ("started again: it counts from 1", "restarted",
+    ("restarted: it counts from 1", "restarted",
      ((1, 50, 40), (2, 51, 41), (13, 1, 1)), 13.5, "alive"),
 )  # fmt: skip
 
@@ -90,7 +90,7 @@ def _member(module: Any, store: Any, rank: int) -> None:
 
 
 def _judged(module: ModuleType, file: Path) -> float:
-    """On a busy machine a right one may be late; a wrong one is so each time."""
+    """Try again: on a busy machine a correct one may be late; a wrong one fails each time."""
     for tries_left in (2, 1, 0):
         try:
             return _observed(module, file)
@@ -122,25 +122,25 @@ def _observed(module: ModuleType, file: Path) -> float:
         watch.require({_STOPPED: "alive"}, "never-recovers")
         store.set("end", "1")
         if not members.has_ended(f"rank {_NORMAL}", 5.0):
-            expected = "after stop() the process can end"
-            raise Shortcoming("thread-lives-on", expected, "it is still there after 5 s")
+            expected = "after stop() the process can exit"
+            raise Shortcoming("thread-lives-on", expected, "it is still running after 5 s")
         return watch.dead_at_s[_KILLED] - killed_s
 
 
 def _judge_read(module: ModuleType, store: Any) -> None:
-    expected = "read() gives (0, 0), and at once, of a rank that was never heard of"
+    expected = "read() returns (0, 0) immediately for a rank that never sent a beat"
     try:
         found = module.read(store, 99)
     except NotImplementedError:
         raise
     except RuntimeError as error:
-        raise Shortcoming("read-waits", expected, f"it waited, and then {error}") from error
+        raise Shortcoming("read-waits", expected, f"it waited, and then raised {error}") from error
     if found != (0, 0):
         raise Shortcoming("read-waits", expected, f"{found}")
 
 
 class _Watch:
-    """The observer: reads often, and remembers when it was told of a death."""
+    """The observer: reads often, and remembers when a rank was reported dead."""
 
     def __init__(self, module: Any, store: Any, members: Members) -> None:
         self._module, self._store, self._members = module, store, members
@@ -149,7 +149,7 @@ class _Watch:
         self.dead_at_s: dict[int, float] = {}
 
     def until(self, seconds: float, always: dict[int, str]) -> None:
-        """Observe for so long; whoever is in `always` is never to be called dead."""
+        """Observe for `seconds`; ranks in `always` must never be reported dead."""
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s:
             for rank in range(4):

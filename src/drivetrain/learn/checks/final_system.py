@@ -1,7 +1,7 @@
-"""The learner's four parts together: two members killed, one that comes, and the losses of one.
+"""The learner's four parts together: two members killed, one that joins, the losses of one process.
 
-Gradients travel through the store, so that a step which waits can be given up; a process group is
-there for the learner's checkpoint, whose save has barriers.
+Gradients are sent through the store, so that a waiting step can be abandoned. The process group is
+for the learner's checkpoint, whose save has barriers.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _NUM_STEPS, _SAVE_EVERY = 28, 5
 _STEP_S = 0.05
 _PATIENCE_S = 12.0
 _DEAD_S, _QUIET_S = 1.5, 0.6
-"""As the template has them."""
+"""The values in the template."""
 _MOST_WORLDS = 8
-"""Four are needed; on a busy machine one or the other is formed twice."""
+"""Four are needed; on a busy machine some may be formed twice."""
 
 
 def check(file: Path) -> Passed:
@@ -42,7 +42,7 @@ def check(file: Path) -> Passed:
     for path in (file, *map(Path, files.values())):
         _require_done(path)
     right = in_this_process(Path(files["resume"]), _undisturbed)
-    # On a busy machine a living member may be taken for dead; a wrong one fails each time.
+    # On a busy machine a living member may be taken for dead; a wrong solution fails each time.
     for tries_left in (1, 0):
         try:
             recovered_s = _disturbed(file, files, right)
@@ -52,9 +52,9 @@ def check(file: Path) -> Passed:
                 raise
     return Passed(
         [
-            "3 processes train; one is killed with -9, one comes, one more is killed: 2 finish",
-            f"all {_NUM_STEPS} losses, and the weights, are those of one process, to the last bit",
-            f"no loss costs more than the {_SAVE_EVERY} steps between two saves",
+            "3 processes train; one is killed with -9, one joins, one more is killed: 2 finish",
+            f"all {_NUM_STEPS} losses, and the weights, are those of one process, bit for bit",
+            f"no failure costs more than the {_SAVE_EVERY} steps between two saves",
         ],
         [
             Score(
@@ -69,7 +69,7 @@ def check(file: Path) -> Passed:
 
 
 def _file_of(name: str, file: Path) -> Path:
-    """The learner's own, beside this one; what is not there is taken from the solutions."""
+    """Return the learner's file in the same folder, or the solution if there is none."""
     for candidate in (f"template_{name}.py", f"{name}.py"):
         if (file.parent / candidate).is_file():
             return file.parent / candidate
@@ -80,11 +80,13 @@ def _require_done(path: Path) -> None:
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if line.strip().startswith("raise NotImplementedError("):
             found = f"{path.name}:{number} is still to be written"
-            raise Shortcoming("todo", "this exercise, and the four it is made of", found)
+            raise Shortcoming(
+                "todo", "this exercise, and the four that it uses, without TODOs", found
+            )
 
 
 def _undisturbed(resume: Any) -> tuple[list[float], list[float]]:
-    """Losses and weights of one process."""
+    """Return losses and weights of one process."""
     job = ExactJob()
     losses = []
     while job.step < _NUM_STEPS:
@@ -93,11 +95,11 @@ def _undisturbed(resume: Any) -> tuple[list[float], list[float]]:
 
 
 class Interrupted(Exception):
-    """A step was given up."""
+    """A step was abandoned."""
 
 
 class _Job(ExactJob):
-    """What a member trains; tells the store what it does, for the check to see."""
+    """What a member trains; reports what it does to the store, for the check."""
 
     Interrupted = Interrupted
 
@@ -110,7 +112,7 @@ class _Job(ExactJob):
 
     def connect(self, number: int, rank: int, num_ranks: int) -> None:
         if dist.is_initialized():
-            raise ValueError("connected already: disconnect() first")
+            raise ValueError("already connected: call disconnect() first")
         self._number, self._rank, self._num_ranks = int(number), int(rank), int(num_ranks)
         self._store.set(f"joined/{number}/{self._name}", f"{rank} {num_ranks}")
         dist.init_process_group(
@@ -140,7 +142,7 @@ class _Job(ExactJob):
         keys = [f"row/{here}/{micro}" for micro in range(NUM_MICRO)]
         while not self._store.check(keys):
             if is_over():
-                raise Interrupted(f"step {self.step + 1} was given up")
+                raise Interrupted(f"step {self.step + 1} was abandoned")
             time.sleep(0.02)
         read = [bytes.fromhex(self._store.get(key).decode()) for key in keys]
         rows = torch.from_numpy(np.stack([np.frombuffer(each, np.float32) for each in read]))
@@ -162,21 +164,21 @@ def _member(
 
 @dataclass(frozen=True)
 class _World:
-    """As its members see it."""
+    """A world as its members see it."""
 
     number: int
     ranks: dict[str, int]
     begins: dict[str, tuple[int, float]]
-    """At which step each began, and when."""
+    """The step at which each member began, and when."""
 
 
 def _disturbed(file: Path, files: dict[str, str], right: tuple[list[float], list[float]]) -> float:
-    """Seconds from the first kill to the next step."""
+    """Return the seconds from the first kill to the next step."""
     with tempfile.TemporaryDirectory(prefix="drivetrain-learn-") as name, Members(file) as members:
         play = _Play(members, name, files)
         play.start_all("abcd")
         play.let_in("abc")
-        first = play.world_of("abc", 0, "3 processes come", "left-out")
+        first = play.world_of("abc", 0, "3 processes join", "left-out")
         lost = _with_rank(0, first)
         where = f"{lost} was killed"
         killed_s, reached = play.kill(lost, 7)
@@ -186,8 +188,8 @@ def _disturbed(file: Path, files: dict[str, str], right: tuple[list[float], list
         recovered_s = min(begin_s for _, begin_s in second.begins.values()) - killed_s
         play.wait_for_step(others, 12)
         play.let_in("d")
-        third = play.world_of(f"{others}d", second.number, "d comes", "not-noticed")
-        play.judge_begin(third, 12, "d comes")
+        third = play.world_of(f"{others}d", second.number, "d joins", "not-noticed")
+        play.judge_begin(third, 12, "d joins")
         lost = _whose_rank_was_anothers(third, (first, second))
         where = f"{lost} was killed too"
         _, reached = play.kill(lost, 17)
@@ -203,7 +205,7 @@ def _with_rank(rank: int, world: _World) -> str:
 
 
 def _whose_rank_was_anothers(world: _World, earlier: Sequence[_World]) -> str:
-    """Whose death is hidden by a heartbeat that another has left running; there always is one."""
+    """Find a member whose death a heartbeat left running by another would hide; one exists."""
     return next(
         name
         for name, rank in world.ranks.items()
@@ -217,14 +219,14 @@ def _whose_rank_was_anothers(world: _World, earlier: Sequence[_World]) -> str:
 
 
 class _Play:
-    """What is done to the members, and what is seen of them."""
+    """Controls and observes the members."""
 
     def __init__(self, members: Members, folder: str, files: dict[str, str]) -> None:
         self._members, self._store = members, members.store
         self._folder, self._files = folder, files
 
     def start_all(self, names: str) -> None:
-        """So that each is there at once when it is let in."""
+        """Start the processes in advance, so that each can join immediately."""
         for name in names:
             self._members.start(name, _member, name, self._folder, self._files)
         ready = [f"ready/{name}" for name in names]
@@ -235,7 +237,7 @@ class _Play:
             self._store.set(f"go/{name}", "1")
 
     def world_of(self, names: str, after: int, where: str, hint: str) -> _World:
-        """The first world later than `after` in which exactly these train."""
+        """Return the first world later than `after` in which exactly these members train."""
         found: list[_World] = []
 
         def is_there() -> bool:
@@ -299,7 +301,7 @@ class _Play:
         return 0, "in no world yet"
 
     def kill(self, name: str, at_step: int) -> tuple[float, int]:
-        """As soon as it is so far: when, and how far it was."""
+        """Kill a member once it reaches `at_step`; return the time and its step."""
         self.wait_for_step(name, at_step)
         self._members.send_signal(name, signal.SIGKILL)
         return time.time(), self._step_of(name)
@@ -329,7 +331,9 @@ class _Play:
             raise Shortcoming("not-restored", expected, shown, where=where)
         if min(steps.values()) < reached - _SAVE_EVERY - 1:
             expected = f"saved every {_SAVE_EVERY} steps; step {reached} was reached"
-            raise Shortcoming("lost-too-much", expected, f"begun with {shown}", where=where)
+            raise Shortcoming(
+                "lost-too-much", expected, f"the new world began with {shown}", where=where
+            )
 
     def judge_end(self, names: str, right: tuple[list[float], list[float]]) -> None:
         losses, weights = right
@@ -345,5 +349,5 @@ class _Play:
                     expected = f"step {step}: loss {losses[step - 1]:.9f}, as on one process"
                     raise Shortcoming("parted", expected, f"{loss:.9f}", where=name)
             if its_weights != weights:
-                expected = "the weights of one process that nobody disturbed"
-                raise Shortcoming("parted", expected, "others", where=name)
+                expected = "the weights of one undisturbed process"
+                raise Shortcoming("parted", expected, "different weights", where=name)

@@ -1,4 +1,4 @@
-"""An all-reduce on hosts: the sum is right, and the slow links between hosts carry the least."""
+"""An all-reduce on hosts: the sum is right, and the slow links carry as little as possible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from drivetrain.learn.flow import Flow, RecordedCall
 from drivetrain.learn.verdict import Passed, Score
 
 _HOSTS = ((2, 2), (3, 2), (2, 3))
-"""Hosts, and ranks on each."""
+"""Number of hosts, and of ranks on each."""
 _LENGTHS = (12, 10, 1)
 _LARGE = 9240
 _LARGE_BYTES = 4 * _LARGE
@@ -80,7 +80,7 @@ def _reductions(module: Any, recorder: Any, num_local: int) -> list[tuple[list[f
 
 
 def _groups(num_local: int) -> tuple[Any, Any]:
-    """This rank's own: every rank has to make all of them."""
+    """Return this rank's groups; every rank has to create all groups."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     hosts = [list(range(a, a + num_local)) for a in range(0, num_ranks, num_local)]
     places = [list(range(place, num_ranks, num_local)) for place in range(num_local)]
@@ -103,14 +103,14 @@ def _judge_sums(outcome: Outcome, num_local: int, where: str) -> None:
 
 
 def _judge_hosts(counted: Sequence[list[float]], num_local: int, at: str, picture: str) -> None:
-    """The two steps that are forgotten most easily show in every element."""
+    """Detect the two steps that are forgotten most easily: every element shows them."""
     for rank, values in enumerate(counted):
         first = rank - rank % num_local
         of_host = sum(BASE**each for each in range(first, first + num_local))
         of_place = sum(BASE**each for each in range(rank % num_local, len(counted), num_local))
         for right, hint, found in (
             (of_host, "host-only", "the sum of this host's ranks alone"),
-            (of_place, "across-only", "the sum of the ranks of this place alone"),
+            (of_place, "across-only", "the sum of the ranks at this position alone"),
         ):
             if all(value == right for value in values):
                 raise Shortcoming(
@@ -123,7 +123,7 @@ def _judge_hosts(counted: Sequence[list[float]], num_local: int, at: str, pictur
 
 
 def _crossing(flow: Flow, num_local: int) -> list[float]:
-    """Bytes that each rank sends to another host.
+    """Return the bytes that each rank sends to another host.
 
     A collective is counted as a ring in the order of its group's ranks.
     """

@@ -1,4 +1,4 @@
-"""Lab: a training on two hosts that must end as if nothing had happened, whatever happens."""
+"""Lab: a training on two hosts that must end as if no failure had happened."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ MOST_AGAIN = 10
 """Steps that one failure may cost."""
 _CURVE = "curve.csv"
 _FINISH_S = 300.0
-"""Far more than a run takes: a busy machine is no mistake of the learner's."""
+"""Far more than a run takes, so that a busy machine does not fail a learner."""
 _ALL_RUNS = (
     ("nothing", Faults()),
     ("a rank is killed in step 12", Faults().kill_at(12, rank=1)),
     ("a rank is killed while a checkpoint is written", Faults().kill_at(14, point="save")),
     ("a host crashes in step 16, and comes back", Faults().kill_node(16, host=1)),
     ("the network between the hosts is cut for three seconds", Faults().partition_at(18)),
-    ("a host is told to leave in step 20 (SIGTERM)", Faults().preempt_at(20, host=1)),
+    ("a host is preempted in step 20 (SIGTERM)", Faults().preempt_at(20, host=1)),
 )
 
 
@@ -59,7 +59,7 @@ def check(file: Path) -> Passed:
     return Passed(
         [
             f"{len(_ALL_RUNS) - 1} failures on {NUM_HOSTS} hosts: each time the weights of the"
-            f" undisturbed run to the last bit, every sample used once, every step in {_CURVE}",
+            f" undisturbed run, bit for bit, every sample used once, every step in {_CURVE}",
             "from a failure to the next checkpoint: " + "; ".join(recovered),
         ],
         [Score("steps done, with those done again", done, limit, "one each", "steps")],
@@ -85,12 +85,12 @@ def _undisturbed(setting: Setting, folder: Path, hosts: Hosts) -> Reference:
 
 
 def steps_done(folder: Path) -> int:
-    """Over all attempts; a step that was done again counts again."""
+    """Count the steps of all attempts; a repeated step counts again."""
     return len(read_samples(folder))
 
 
 def curve_of(file: Path) -> list[int]:
-    """The steps in the curve that the script writes."""
+    """Return the steps in the curve that the script writes."""
     if not file.is_file():
         return []
     lines = [line.split(",")[0] for line in file.read_text().splitlines()]
@@ -98,12 +98,12 @@ def curve_of(file: Path) -> list[int]:
 
 
 def judge(what: str, outcome: DrillOutcome, num_done: int, curve: list[int]) -> None:
-    """What a learner hears of one run."""
+    """Raise the Shortcoming of one run, if there is one."""
     is_disturbed = bool(outcome.faults)
     if outcome.problems:
         found = "\n".join(outcome.problems)
         if "weights are not those" not in found:
-            raise Shortcoming("not-recovered", "the run ends by itself", found, where=what)
+            raise Shortcoming("not-recovered", "the run finishes", found, where=what)
         hint = "state-lost" if is_disturbed else "not-repeatable"
         expected = "the weights of the undisturbed run"
         if not is_disturbed:
@@ -114,7 +114,7 @@ def judge(what: str, outcome: DrillOutcome, num_done: int, curve: list[int]) -> 
         raise Shortcoming(
             "steps-lost",
             f"a failure costs at most {MOST_AGAIN} steps",
-            f"{again} steps were done again",
+            f"{again} steps were repeated",
             where=what,
         )
     if curve != list(range(1, NUM_STEPS + 1)):

@@ -50,7 +50,7 @@ def check(file: Path) -> Passed:
 
 
 def _train(file: Path, folder: Path, hosts: Hosts, ssh: str) -> None:
-    """As a person at the first host would start it."""
+    """Start the training as a user on the first host would."""
     log = folder / "output.txt"
     slots = ",".join(f"{host.name}:1" for host in hosts)
     with log.open("w") as output:
@@ -85,7 +85,7 @@ def _horovodrun() -> str:
 
 
 def _ssh_first(folder: Path, ssh: str) -> str:
-    """A folder for PATH whose ssh has this lab's keys: horovodrun calls it by its name."""
+    """Create a folder for PATH with an ssh that uses this lab's keys: horovodrun calls `ssh`."""
     place = folder / "bin"
     place.mkdir()
     program, *options = ssh.split()
@@ -114,7 +114,7 @@ def judged(notes: Sequence[Note], saved: Sequence[str]) -> Passed:
     return Passed(
         [
             f"{NUM_STEPS} losses on {NUM_HOSTS} ranks, each on its own host, as on one process",
-            "every rank begins with rank 0's weights, and has equal ones after each step",
-            "rank 0 alone saves",
+            "every rank begins with rank 0's weights, and has the same weights after each step",
+            "only rank 0 saves",
         ]
     )

@@ -35,7 +35,7 @@ _START_S, _FINISH_S = 300.0, 300.0
 def check(file: Path) -> Passed:
     require_hosts("lab_ray")
     require_library("lab_ray", "ray", "pip install 'drivetrain[ray]'")
-    # Ray's sockets lie in its folder, and the path of a socket has a limit: no long names
+    # Ray's sockets are in its folder, and socket paths have a length limit: use short names
     with (
         tempfile.TemporaryDirectory(prefix="lab-", ignore_cleanup_errors=True) as name,
         make_hosts(NUM_HOSTS) as hosts,
@@ -48,7 +48,7 @@ def check(file: Path) -> Passed:
 
 
 def _train_and_kill(file: Path, folder: Path, cluster: RayCluster) -> int:
-    """The step after which a worker was killed; 0: the training was over before."""
+    """Return the step after which a worker was killed; 0 if the training ended before."""
     folder.mkdir()
     log = folder / "output.txt"
     with log.open("w") as output:
@@ -70,7 +70,7 @@ def _train_and_kill(file: Path, folder: Path, cluster: RayCluster) -> int:
         os.kill(victim.pid, signal.SIGKILL)
     code = exit_code(driver, _FINISH_S if killed else 0.0)
     said = log.read_text()
-    # after a kill, what the notes say is more than how the driver ended
+    # after a kill, the notes tell more than the driver's exit code
     if code is None or (code and (not killed or "NotImplementedError" in said)):
         raise why_it_failed(said, code)
     return killed
@@ -83,12 +83,12 @@ def judged(notes: Sequence[Note], killed: int) -> Passed:
     judge_ranks(attempts[0], NUM_HOSTS)
     judge_losses(attempts[0], NUM_STEPS, "wrong-training", "before the worker was killed")
     if not killed:
-        found = f"it was over after step {last_step(notes)}, without a rank 1 in step 12"
+        found = f"it ended after step {last_step(notes)}, and no rank 1 reached step 12"
         raise Shortcoming("nothing-noted", f"{NUM_STEPS} steps on {NUM_HOSTS} ranks", found)
     if len(attempts) < 2:
         raise Shortcoming(
             "not-restarted",
-            "Ray starts the workers again",
+            "Ray restarts the workers",
             f"no step after the worker was killed in step {killed}",
         )
     again = attempts[-1]
@@ -107,9 +107,9 @@ def judged(notes: Sequence[Note], killed: int) -> Passed:
     done = sum(len(each[0]) for each in attempts if 0 in each)
     return Passed(
         [
-            f"{NUM_STEPS} losses on {NUM_HOSTS} workers, each on a host of its own, as on one"
+            f"{NUM_STEPS} losses on {NUM_HOSTS} workers, each on its own host, as on one"
             " process; equal weights after each step",
-            f"rank 1 was killed in step {killed}: Ray started both workers again, and they"
+            f"rank 1 was killed in step {killed}: Ray restarted both workers, and they"
             f" resumed with step {begin}",
         ],
         [Score("steps done, with those done again", done, NUM_STEPS, "one each", "steps")],

@@ -1,6 +1,6 @@
-"""Lab: a slow training on two hosts, made fast without becoming another one.
+"""Lab: a slow training on two hosts, to be made fast without changing the result.
 
-Measured beside the solution, in turns, from the steps that the run itself has recorded.
+Measured alternately with the solution, from the steps that the runs have recorded.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ SAVED_EVERY = 20
 _WARM_UP = 10
 _ROUNDS = 2
 _ENOUGH = 0.75
-"""Of the solution's steps a second: two runs of the same script differ by some tenths here."""
+"""Share of the solution's steps a second: two runs of one script differ by some tenths."""
 _MUCH = 0.4
-"""A wait with this share of the steps' time is worth looking at first."""
+"""A wait with more than this share of the steps' time is reported first."""
 _LINK_MBIT = 1000.0
 _FINISH_S = 180.0
 _WORDS = (
@@ -51,9 +51,9 @@ class Measured:
     """One run, from its own records."""
 
     step_s: float
-    """Per step, waits and saves included; the first steps left out."""
+    """Seconds per step, including waits and saves, without the first steps."""
     shares: Mapping[str, float]
-    """Of the steps' time, by the ledger's classes."""
+    """Shares of the steps' time, by the ledger's classes."""
     losses: Mapping[int, float]
     saved: tuple[int, ...]
 
@@ -76,7 +76,7 @@ def check(file: Path) -> Passed:
 
 
 def _train(file: Path, run: Path, hosts: Hosts) -> None:
-    """The same command on each host: they meet in the run's directory."""
+    """Run the same command on each host: they rendezvous through the run's directory."""
     log = run.with_suffix(".txt")
     command = [
         *(sys.executable, "-m", "drivetrain", "train", f"--nnodes={len(hosts)}"),
@@ -119,12 +119,12 @@ def judged(own: Measured, right: Measured) -> Passed:
         said = ", ".join(f"{LABELS[name]} {share:.0%}" for name, share in parts if share > 0.005)
         raise Shortcoming(
             slowest(own.shares),
-            f"at least {_ENOUGH:.0%} of the solution's steps a second, on this machine just now",
+            f"at least {_ENOUGH:.0%} of the solution's steps a second, measured in turns",
             f"{speed}\nthe ledger of your steps: {said}",
         )
     return Passed(
         [
-            f"{len(own.losses)} losses as the slow training's; saved every {SAVED_EVERY} steps",
+            f"{len(own.losses)} losses as in the slow training; saved every {SAVED_EVERY} steps",
             speed,
         ],
         [
@@ -154,12 +154,12 @@ def _judge_training(own: Measured, right: Measured) -> None:
     if own.saved[-1:] != (NUM_STEPS,) or any(b - a > SAVED_EVERY for a, b in pairwise(moments)):
         raise Shortcoming(
             "not-saved",
-            f"a checkpoint every {SAVED_EVERY} steps at least, and one at the end",
+            f"a checkpoint at least every {SAVED_EVERY} steps, and one at the end",
             f"saved after steps {list(own.saved)}",
         )
 
 
 def slowest(shares: Mapping[str, float]) -> str:
-    """The hint for the largest wait; where steps compute most of the time, for that."""
+    """Return the hint for the largest wait, or "compute" if no wait is large."""
     name = max(_WAITS, key=lambda each: shares.get(each, 0.0))
     return name.replace("_", "-") if shares.get(name, 0.0) > _MUCH else "compute"

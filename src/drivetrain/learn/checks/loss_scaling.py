@@ -1,7 +1,7 @@
-"""Loss scaling: each step held against the fp32 gradient, with overflows planted on one rank.
+"""Loss scaling: each step compared with the fp32 gradient, with an overflow injected on one rank.
 
-The model has a branch whose gradients are far below what fp16 can hold, so that a missing scale
-shows, and the first scale is far too large.
+The model has a branch whose gradients are too small for fp16, so that a missing scale shows, and
+the first scale is far too large.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def check(file: Path) -> Passed:
 
 
 class _Faint(nn.Module):
-    """A branch that matters little: its gradients are a millionth of the others'."""
+    """A branch with little effect: its gradients are a millionth of the others'."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -79,11 +79,11 @@ class _Step:
     computed_in: str
     error: float
     ratio: float
-    """Of gradient norms: found to expected."""
+    """Gradient norm found, relative to the expected one."""
     faint_norm: float
     max_norm: float
     norm: float
-    """Of the fp32 gradient, before clipping."""
+    """Norm of the fp32 gradient, before clipping."""
     weights: float
 
 
@@ -108,7 +108,7 @@ def _one_step(
     step: int,
     dtype: torch.dtype,
 ) -> _Step:
-    # Clipped at every third step: what is wrong elsewhere would not show at a clipped one.
+    # Clip only every third step: a clipped step hides other mistakes.
     max_norm = 100.0 if step % 3 else _CLIPPED_TO
     before = _flat(model.parameters())
     expected = _expected_gradient(model, step)
@@ -153,7 +153,7 @@ def _tokens(step: int, rank: int, dtype: torch.dtype) -> tuple[torch.Tensor, tor
 
 
 def _expected_gradient(model: nn.Module, step: int) -> torch.Tensor:
-    """Of the mean over both ranks' tokens, in fp32."""
+    """Return the fp32 gradient of the mean over both ranks' tokens."""
     copied = copy.deepcopy(model).float()
     copied.zero_grad()
     inputs, classes = samples(_TOKENS * _NUM_RANKS, seed=900 + step)
@@ -193,7 +193,7 @@ def _worst_error(model: nn.Module, found: torch.Tensor, expected: torch.Tensor) 
 def _judge_step(step: int, ranks: Sequence[_Step], dtype: torch.dtype) -> None:
     where = f"{_NAMES[dtype]}, step {step}"
     if step == _BROKEN_STEP and dtype == torch.float16:
-        where += ", at which rank 1 overflows"
+        where += ", in which rank 1 overflows"
     if len({(r.has_stepped, r.optimizer_has_stepped, r.scale_after) for r in ranks}) > 1:
         by_rank = [
             f"rank {number} {'stepped' if r.optimizer_has_stepped else 'skipped'},"
@@ -204,22 +204,26 @@ def _judge_step(step: int, ranks: Sequence[_Step], dtype: torch.dtype) -> None:
         raise Shortcoming("ranks-disagree", expected, "\n".join(by_rank), where=where)
     one = ranks[0]
     if not all(r.is_fp32 for r in ranks):
-        raise Shortcoming("weights-rounded", "weights in fp32", "other formats", where=where)
+        raise Shortcoming("weights-rounded", "weights in fp32", "other dtypes", where=where)
     if one.computed_in != str(dtype):
         expected = f"linear layers computed in {dtype}"
         raise Shortcoming("wrong-format", expected, f"in {one.computed_in or 'none'}", where=where)
     if not one.is_finite or (not one.has_stepped and not one.is_unchanged):
-        found = "weights with inf or nan" if not one.is_finite else "other weights than before"
+        found = "weights with inf or nan" if not one.is_finite else "changed weights"
         raise Shortcoming("stepped-on-overflow", "a skipped step", found, where=where)
     if one.has_stepped != one.optimizer_has_stepped:
         told = "stepped" if one.has_stepped else "skipped"
-        found = f"{told} was returned, and the optimizer did the opposite"
-        raise Shortcoming("return-value", "returned: whether it stepped", found, where=where)
+        found = f"the function returned {told}, but the optimizer did the opposite"
+        raise Shortcoming(
+            "return-value", "the function returns whether the optimizer stepped", found, where=where
+        )
     if one.has_stepped:
         for number, each in enumerate(ranks):
             _judge_gradient(each, dtype, f"{where}, rank {number}")
     if len({r.weights for r in ranks}) > 1:
-        raise Shortcoming("ranks-disagree", "equal weights", "the ranks' differ", where=where)
+        raise Shortcoming(
+            "ranks-disagree", "equal weights", "the ranks' weights differ", where=where
+        )
 
 
 def _judge_gradient(step: _Step, dtype: torch.dtype, where: str) -> None:

@@ -1,4 +1,4 @@
-"""Latency and bandwidth: a link whose speed the check knows, because it slows it down."""
+"""Latency and bandwidth: a link whose speed the check knows, because it throttles the link."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from drivetrain.learn.verdict import Passed
 _LATENCY_S, _BYTES_PER_S = 5e-3, 40e6
 _SIZES = (1_000, 50_000, 200_000, 800_000)
 _ALLOWED = 0.25
-"""The processors' own work and waking up are on top of the link's time."""
+"""Tolerance: processing and wake-up times add to the link's time."""
 
 
 def check(file: Path) -> Passed:
@@ -24,7 +24,7 @@ def check(file: Path) -> Passed:
     own_latency_s, own_rate = in_this_process(file, _fitting(plain))
     return Passed(
         [
-            "the line through 5 exact points, and through points of which one is an outlier",
+            "the line through 5 exact points, and through 5 points with one outlier",
             f"a link of {_LATENCY_S * 1e3:g} ms and {_BYTES_PER_S / 1e6:g} MB/s: you measured"
             f" {latency_s * 1e3:.2f} ms and {bytes_per_s / 1e6:.1f} MB/s",
             _own_link(own_latency_s, own_rate),
@@ -33,14 +33,14 @@ def check(file: Path) -> Passed:
 
 
 def _own_link(latency_s: float, bytes_per_s: float) -> str:
-    begin = f"this machine's own, without the brake: {latency_s * 1e6:.0f} µs and"
+    begin = f"this machine's own link, not slowed down: {latency_s * 1e6:.0f} µs and"
     if not 0 < bytes_per_s < float("inf"):
         return f"{begin} no bandwidth: longer messages took no longer; is the machine busy?"
-    return f"{begin} {bytes_per_s / 1e6:.0f} MB/s (yours to explain: not checked)"
+    return f"{begin} {bytes_per_s / 1e6:.0f} MB/s (not checked)"
 
 
 def _measured(file: Path) -> dict[int, float]:
-    """On a busy machine a right measurement may be off; a wrong one is so each time."""
+    """Try again: on a busy machine a correct one may be off; a wrong one is off each time."""
     for tries_left in (2, 1, 0):
         measured = run_on_ranks(file, _measure, 2, (True,))
         try:
@@ -68,7 +68,7 @@ def _judge_fit(module: ModuleType) -> None:
     sizes = [1_000, 10_000, 100_000, 1_000_000, 4_000_000]
     exact = [2e-4 + size / 5e8 for size in sizes]
     for where, seconds in (
-        ("five points that lie on a line", exact),
+        ("five points on a line", exact),
         ("one point of five took 10 times as long", [*exact[:2], exact[2] * 10, *exact[3:]]),
     ):
         allowed = 0.01 if seconds is exact else 0.3
@@ -122,7 +122,7 @@ def _judge_times(seconds: dict[int, float], measured: Any) -> None:
     num_sent = len([c for c in flow.logs[0].of("send") if c.num_bytes == _SIZES[0]])
     if num_sent < 3:
         raise Shortcoming(
-            "repeat", "several messages of each size, of which the median counts", f"{num_sent}"
+            "repeat", "several messages of each size, and their median", f"{num_sent}"
         )
     for size in _SIZES:
         true_s = _LATENCY_S + size / _BYTES_PER_S

@@ -1,7 +1,7 @@
-"""A parameter server: which gradients a worker's parameters contain, and who waits for whom.
+"""A parameter server: which gradients a worker's parameters contain, and which workers wait.
 
-Worker w's gradient is 1 in place w alone, so that parameters count whose gradients went into them.
-The last worker is slow, and not by the clock: it goes on when the others are as far as they may be.
+Worker w's gradient is 1 at index w only, so the parameters count the gradients of each worker.
+The last worker is slow, but not by time: it continues when the others are as far as they may be.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NUM_STEPS = 6
 _RATE = 0.2
 _GATE_S = 8.0
 _LINGER_S = 0.7
-"""For a server that lets workers go too far: time to show it."""
+"""Extra time in which a server that lets workers go too far shows it."""
 _TRAINING = "a training, synchronous"
 
 
@@ -108,7 +108,7 @@ def _count(module: Any, mode: _Mode, folder: Path) -> Any:
 
 
 def _meet(folder: Path) -> None:
-    """So that a message too many is noticed here, and not received by what follows."""
+    """Wait for all ranks, so that an extra message is detected here and not received later."""
     (folder / f"{dist.get_rank()}-end").touch()
     deadline_s = time.monotonic() + PATIENCE_S + 2
     while len(list(folder.glob("*-end"))) <= _NUM_WORKERS and time.monotonic() < deadline_s:
@@ -116,7 +116,7 @@ def _meet(folder: Path) -> None:
 
 
 def _wait_for_others(folder: Path, step: int) -> list[str]:
-    """Until they have begun this step; who has not."""
+    """Wait until the others have begun this step; return those that have not."""
     due = {worker: folder / f"{worker}-{step}" for worker in range(1, _NUM_WORKERS)}
     deadline_s = time.monotonic() + _GATE_S
     while time.monotonic() < deadline_s and not all(each.exists() for each in due.values()):
@@ -149,7 +149,7 @@ def _judge_counts(outcome: Outcome, mode: _Mode) -> None:
     if applied != [_NUM_STEPS] * _NUM_WORKERS:
         raise Shortcoming(
             "lost-update",
-            f"in the end the server has applied {_NUM_STEPS} gradients of each worker",
+            f"at the end the server has applied {_NUM_STEPS} gradients of each worker",
             f"{applied} of workers 1 to {_NUM_WORKERS}",
             **shown,
         )
@@ -163,7 +163,7 @@ def _judge_own(
         expected = "each gradient applied once, divided by the number of workers"
         raise _applied("wrong-update", expected, counts, worker, step, shown)
     if own < step:
-        expected = f"a worker's own {step} are among them"
+        expected = f"the worker's own {step} gradients are among them"
         raise _applied("own-missing", expected, counts, worker, step, shown)
 
 
@@ -179,7 +179,7 @@ def _applied(
     hint: str, expected: str, counts: list[float], worker: int, step: int, shown: dict[str, str]
 ) -> Shortcoming:
     found = (
-        f"worker {worker} in step {step}: gradients of workers 1 to {_NUM_WORKERS} that went into"
+        f"worker {worker} in step {step}: gradients of workers 1 to {_NUM_WORKERS} in"
         f" its parameters: {[round(count, 3) for count in counts]}"
     )
     return Shortcoming(hint, expected, found, **shown)
@@ -227,6 +227,6 @@ def _judge_training(outcome: Outcome) -> None:
         raise Shortcoming(
             "wrong-update",
             f"after {_NUM_STEPS} synchronous steps, the parameters of one process",
-            f"they are off by {off:.2%}",
+            f"the parameters are off by {off:.2%}",
             where=_TRAINING,
         )

@@ -1,6 +1,6 @@
-"""Pipelines: schedules judged on paper, then run by real ranks whose computing is waiting.
+"""Pipelines: schedules are judged without ranks, then run on ranks that sleep instead of computing.
 
-A rank that waits needs no core, so that four stages overlap on two cores as on four devices.
+A sleeping rank needs no core, so four stages overlap on two cores as on four devices.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SIZES = ((1, 3), (2, 1), (2, 4), (3, 5), (4, 8), (4, 2))
 _NAMES = ("gpipe", "one_f_one_b")
 _RUNS = (("gpipe", 2, 4), ("gpipe", 3, 6), ("one_f_one_b", 3, 6))
 _ALLOWED_BUBBLE = 0.12
-"""Beyond the schedule's own: messages take time, and so does waking up."""
+"""Tolerance beyond the schedule's own bubble: messages and wake-ups take time."""
 
 
 def check(file: Path) -> Passed:
@@ -133,7 +133,7 @@ def _judge_orders(schedules: list[Schedule], where: str) -> None:
             if orders[0] != orders[1]:
                 raise Shortcoming(
                     "order-differs",
-                    f"stages {stage} and {stage + 1} take micro-batches in the same order, since"
+                    f"stages {stage} and {stage + 1} use the same order of micro-batches, since"
                     " messages arrive in the order in which they were sent",
                     f"{kind}: {orders[0]} and {orders[1]}",
                     where=where,
@@ -143,22 +143,22 @@ def _judge_orders(schedules: list[Schedule], where: str) -> None:
 def _judge_time(schedules: list[Schedule], num_micro: int, where: str) -> None:
     took, stuck = _simulated(schedules)
     if stuck:
-        expected = "every stage gets to its end"
+        expected = "every stage finishes"
         raise Shortcoming("schedule-deadlock", expected, "\n".join(stuck), where=where)
     least = sum(_UNITS.values()) * (num_micro + len(schedules) - 1)
     if took > least:
         raise Shortcoming(
             "bubble",
             f"with a forward of 1 and a backward of 2 units, a step takes {least}:"
-            " (m + p − 1) of both",
-            f"{took} units, since stages wait for each other",
+            " m + p − 1 of each",
+            f"{took} units, because stages wait for each other",
             where=where,
             picture="\n".join(f"stage {s}  {_words(each)}" for s, each in enumerate(schedules)),
         )
 
 
 def _simulated(schedules: list[Schedule]) -> tuple[int, list[str]]:
-    """How long it takes if messages take no time; and who waits for what for ever."""
+    """Return the time if messages take no time, and the stages that wait for ever."""
     done: dict[tuple[int, str, int], int] = {}
     clocks, at = [0] * len(schedules), [0] * len(schedules)
     is_moving = True
@@ -185,7 +185,7 @@ def _simulated(schedules: list[Schedule]) -> tuple[int, list[str]]:
 
 
 class Stage:
-    """One part of the model; computing is waiting, and is timed."""
+    """One part of the model; computing is simulated by sleeping, and timed."""
 
     def __init__(self, number: int, num_stages: int, num_micro: int, waits: bool = True) -> None:
         self.is_first, self.is_last = number == 0, number == num_stages - 1
@@ -201,7 +201,7 @@ class Stage:
         with self._timing(_FORWARD_S):
             own, classes = samples(_TOKENS, seed=80 + micro_batch)
             if inputs is None and not self.is_first:
-                raise ValueError("only the first stage has inputs of its own")
+                raise ValueError("only the first stage has its own inputs")
             leaf = (own if inputs is None else inputs).detach().clone().requires_grad_()
             outputs = torch.tanh(self.layer(leaf))
             if self.is_last:
@@ -225,7 +225,7 @@ class Stage:
 
 
 class _Timing:
-    """Takes so long at least, and adds what it took to the stage's busy time."""
+    """Takes at least `waits_s`, and adds its duration to the stage's busy time."""
 
     def __init__(self, stage: Stage, waits_s: float) -> None:
         self._stage, self._waits_s = stage, waits_s
@@ -274,11 +274,11 @@ def _on_one_process(num_stages: int, num_micro: int) -> list[list[float]]:
 
 
 def _judged_run(file: Path, name: str, num_stages: int, num_micro: int) -> tuple[float, int]:
-    """The share of time that stages wait, and the most micro-batches held by the first."""
+    """Return the share of time that stages wait, and the peak of micro-batches in the first."""
     where = f"{name} on {num_stages} ranks, {num_micro} micro-batches"
     least = _least_bubble(num_stages, num_micro)
     bubble = 1.0
-    # On a busy machine a right one may take longer; a wrong one does so each time.
+    # On a busy machine a correct one may take longer; a wrong one does so each time.
     for _ in range(3):
         outcome = run_on_ranks(file, _run_step, num_stages, (name, num_micro))
         _judge_gradients([result[0] for result in outcome.results], num_micro, where)
@@ -290,7 +290,7 @@ def _judged_run(file: Path, name: str, num_stages: int, num_micro: int) -> tuple
     raise Shortcoming(
         "stalls",
         f"stages wait {least:.0%} of the time, (p−1)/(m+p−1)",
-        f"{bubble:.0%}: the schedule is right, and carrying it out takes longer",
+        f"{bubble:.0%}: the schedule is right, but running it takes longer",
         where=where,
         picture=outcome.flow("step").picture(),
     )
@@ -306,7 +306,7 @@ def _judge_gradients(found: list[list[float]], num_micro: int, where: str) -> No
             raise Shortcoming(
                 hint,
                 f"stage {stage}: gradient norm {norms[0]:.5f}, as on one process",
-                f"{norms[1]:.5f}" + (", another direction" if _same(norms) else ""),
+                f"{norms[1]:.5f}" + (", in another direction" if _same(norms) else ""),
                 where=where,
             )
 

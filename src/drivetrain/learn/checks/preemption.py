@@ -1,6 +1,6 @@
 """Preemption: SIGTERM in the middle of steps and saves, on one rank or both, once or twice.
 
-Every call of the learner's is a note in the rank's log, so that what happened is known even of
+Every call of the learner's code is a note in the rank's log, so that the events are known even for
 ranks that a signal has ended.
 """
 
@@ -26,7 +26,7 @@ _NUM_RANKS, _NUM_STEPS, _SAVE_EVERY = 2, 6, 4
 _REQUEUE = 75
 _BOTH = (0, 1)
 _STEP, _SAVE, _RETURN = 1, 2, 3
-"""What a rank is about to do; told to the other one first."""
+"""What a rank is about to do; it first tells the other rank."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,18 @@ class _Case:
     """… and of the save after this step."""
     ranks: tuple[int, ...] = _BOTH
     folder: str = ""
-    """Cases that share one: the later goes on with what the earlier has saved."""
+    """Cases with the same folder: the later one resumes from what the earlier one saved."""
 
     @property
     def first_asked(self) -> int:
-        """Steps that are done or under way when the signal comes."""
+        """The step that is done or running when the signal comes; 0 without one."""
         return self.in_step or self.in_save
 
 
 _CASES = (
-    _Case("nobody is asked to stop"),
+    _Case("no signal"),
     _Case("SIGTERM in step 3, and again in the save after it", 3, 3, folder="stopped"),
-    _Case("started again", folder="stopped"),
+    _Case("restarted", folder="stopped"),
     _Case("SIGTERM in step 2, on rank 1 only", 2, ranks=(1,)),
     _Case("SIGTERM in the save after step 4, on rank 0 only", in_save=4, ranks=(0,)),
     _Case("SIGTERM in the last step", _NUM_STEPS),
@@ -68,10 +68,10 @@ def check(file: Path) -> Passed:
     return Passed(
         [
             "SIGTERM in the middle of a step, on one rank and on both: the step is finished, both"
-            " ranks stop after the same one, saved, with exit code 75",
+            " ranks stop after the same step, save it, and return exit code 75",
             "SIGTERM in the middle of a save, and a second one: the save is finished",
-            "started again, it ends with the weights of a run that was never stopped, to the bit",
-            "asked in its last step, it is done: exit code 0",
+            "when restarted, it ends with the weights of a run that was never stopped, bit for bit",
+            "SIGTERM in the last step: all steps are done, exit code 0",
         ]
     )
 
@@ -92,7 +92,7 @@ def _play(module: Any, job: _Job) -> None:
         code = left.code
     job.note(returned=code, is_handler_back=signal.getsignal(signal.SIGTERM) == before)
     if job.is_busy:
-        # The other rank waits for the rest of the step: it need not wait for long.
+        # The other rank waits for the rest of the step: do not let it wait for long.
         os.kill(os.getpid(), signal.SIGKILL)
     job.together(_RETURN)
     job.note(weights=job.weights.tolist())
@@ -100,11 +100,11 @@ def _play(module: Any, job: _Job) -> None:
 
 
 def _as_before(number: int, frame: Any) -> None:
-    """What handles SIGTERM before and after train()."""
+    """The handler of SIGTERM before and after train()."""
 
 
 class _Job:
-    """A small training; says what it is about to do, and hands itself the signals."""
+    """A small training; records what it is about to do, and sends itself the signals."""
 
     def __init__(self, case: _Case, number: int, folder: Path, recorder: Any) -> None:
         self.num_steps = _NUM_STEPS
@@ -135,7 +135,7 @@ class _Job:
     def save(self) -> None:
         self.note(saves=self.step, is_mid_step=self.is_busy)
         if self.is_busy:
-            # Seen enough: the other rank is in the step still, and no call of theirs would meet.
+            # Enough is known: the other rank is still in the step, and their calls would not match.
             os.kill(os.getpid(), signal.SIGKILL)
         self.together(_SAVE)
         self.is_busy = True
@@ -150,7 +150,7 @@ class _Job:
         self._recorder.note(case=self._number, **values)
 
     def together(self, what: int) -> None:
-        """All ranks do the same at the same step; where they do not, they end here."""
+        """Require that all ranks do the same at the same step; otherwise end them here."""
         mine = torch.tensor([what, self.step])
         everyone = torch.empty(_NUM_RANKS * 2, dtype=torch.int64)
         with self._recorder.paused():
@@ -199,7 +199,7 @@ def _judge(case: _Case, seen: Sequence[_Seen], outcome: Outcome) -> None:
 
 
 def _judge_order(case: _Case, seen: _Seen) -> None:
-    """Nothing is begun, left or saved while something else is under way."""
+    """Require that nothing begins, ends or is saved in the middle of a step or save."""
     where = f"{case.name}; rank {seen.rank}"
     done = len(seen.all("begins")) == len(seen.all("done"))
     if True in seen.all("is_mid_step"):
@@ -207,15 +207,15 @@ def _judge_order(case: _Case, seen: _Seen) -> None:
         expected = "the step is finished first, then saved"
         raise Shortcoming("mid-step", expected, found, where=where)
     if seen.last("returned") is not None and not done:
-        found = f"train() was left in the middle of step {seen.last('begins')}"
+        found = f"train() ended in the middle of step {seen.last('begins')}"
         raise Shortcoming("mid-step", "the step is finished first", found, where=where)
     if seen.last("returned") is not None and len(seen.all("saves")) > len(seen.all("saved")):
-        found = f"train() was left in the middle of the save of step {seen.last('saves')}"
+        found = f"train() ended in the middle of the save of step {seen.last('saves')}"
         raise Shortcoming("mid-save", "the save is finished first", found, where=where)
 
 
 def _parted(case: _Case, codes: list[int]) -> Shortcoming:
-    words = {_STEP: "begins step {}", _SAVE: "saves step {}", _RETURN: "has left, after step {}"}
+    words = {_STEP: "begins step {}", _SAVE: "saves step {}", _RETURN: "returned after step {}"}
     told = [(codes[2 * rank], codes[2 * rank + 1]) for rank in range(_NUM_RANKS)]
     found = [
         f"rank {rank} {words[what].format(step + (what == _STEP))}"
@@ -226,13 +226,13 @@ def _parted(case: _Case, codes: list[int]) -> Shortcoming:
 
 
 def _ended(case: _Case, seen: Sequence[_Seen], silent: Sequence[int]) -> Shortcoming:
-    """A rank that SIGTERM has ended says nothing; others say that they have lost it."""
+    """Return the Shortcoming for a rank that SIGTERM ended; it left no error, unlike the others."""
     who = " or ".join(str(each.rank) for each in seen if each.rank in silent)
     if any(len(each.all("signalled")) > 1 for each in seen):
         expected = "a second SIGTERM, in the save, changes nothing"
         return Shortcoming("second-signal", expected, f"it ended rank {who}", where=case.name)
     expected = "no rank is ended by SIGTERM"
-    found = f"it ended rank {who}, as it ends every process that does not listen"
+    found = f"it ended rank {who}, as it ends every process without a handler"
     return Shortcoming("killed", expected, found, where=case.name)
 
 
@@ -245,8 +245,8 @@ def _judge_end(case: _Case, seen: _Seen) -> None:
         found = f"stopped after step {done}"
         raise Shortcoming("late", expected, found, where=where)
     if saved != done:
-        expected = f"step {done}, the last that was done, is saved"
-        found = "nothing was saved" if saved is None else f"the last that was saved is step {saved}"
+        expected = f"step {done}, the last one done, is saved"
+        found = "nothing was saved" if saved is None else f"the last saved step is {saved}"
         raise Shortcoming("not-saved", expected, found, where=where)
     if not is_stopped and _SAVE_EVERY not in seen.all("saved") and not case.folder:
         expected = f"saved after step {_SAVE_EVERY} too: every {_SAVE_EVERY} steps"
@@ -255,13 +255,15 @@ def _judge_end(case: _Case, seen: _Seen) -> None:
     _judge_code(code, is_stopped, case, where)
     if not seen.last("is_handler_back"):
         expected = "after train(), SIGTERM does what it did before"
-        raise Shortcoming("handler-left", expected, "train()'s own handler is there", where=where)
+        raise Shortcoming(
+            "handler-left", expected, "train()'s own handler is still installed", where=where
+        )
 
 
 def _judge_code(code: Any, is_stopped: bool, case: _Case, where: str) -> None:
     if is_stopped and code != _REQUEUE:
         hint = "exit-code" if code in (0, None) else "exit-code-failed"
-        expected = f"exit code {_REQUEUE}: saved, start me again"
+        expected = f"exit code {_REQUEUE}: saved, to be restarted"
         raise Shortcoming(hint, expected, f"exit code {code}", where=where)
     if not is_stopped and code != 0:
         hint = "done-is-done" if case.first_asked else "exit-code-failed"
@@ -270,11 +272,11 @@ def _judge_code(code: Any, is_stopped: bool, case: _Case, where: str) -> None:
 
 
 def _judge_weights(outcome: Outcome) -> None:
-    """The one that was stopped and started again against the one that was not."""
+    """Compare the run that was stopped and restarted with the one that was not."""
     for record in outcome.records:
         whole, resumed = _Seen.of(record, 0), _Seen.of(record, 2)
         if whole.last("weights") != resumed.last("weights"):
-            steps = f"steps {whole.all('done')}, and {resumed.all('done')} when started again"
+            steps = f"steps {whole.all('done')}, and {resumed.all('done')} after the restart"
             expected = "the weights of a run that was never stopped"
             where = f"{_CASES[2].name}; rank {record.rank}"
-            raise Shortcoming("not-resumed", expected, f"others; {steps}", where=where)
+            raise Shortcoming("not-resumed", expected, f"different weights; {steps}", where=where)

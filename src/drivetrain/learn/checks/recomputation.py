@@ -30,7 +30,7 @@ Apply = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
 def check(file: Path) -> Passed:
     if _READY_MADE.search(file.read_text()):
-        expected = "an autograd.Function of your own"
+        expected = "your own autograd.Function"
         raise Shortcoming("ready-made", expected, "torch.utils.checkpoint", where=file.name)
     for dropout in (0.0, _DROPOUT):
         outcome = run_on_ranks(file, _train_twice, _NUM_RANKS, (dropout,))
@@ -41,7 +41,7 @@ def check(file: Path) -> Passed:
     return Passed(
         [
             f"{_NUM_STEPS} steps of {_NUM_BLOCKS} blocks on {_NUM_RANKS} ranks, with and without"
-            " dropout: losses and gradients are those without recomputation, to the last bit",
+            " dropout: losses and gradients are those without recomputation, bit for bit",
             f"kept for backward: {readable_bytes(own.peak_bytes)} at most, without recomputation"
             f" {readable_bytes(reference.peak_bytes)}",
         ],
@@ -53,7 +53,7 @@ def check(file: Path) -> Passed:
 
 
 class Block(nn.Module):
-    """Half of a transformer's: the half with the large activations."""
+    """The half of a transformer block that has the large activations."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class _Model(nn.Module):
 class _Trained:
     losses: list[float]
     gradients: list[dict[str, list[float] | None]]
-    """By step and parameter, this rank's own."""
+    """This rank's own gradients, by step and parameter."""
     peak_bytes: int
     inputs_bytes: int
     block_bytes: int
@@ -129,7 +129,7 @@ def _train(recorder: Any, dropout: float, apply: Apply) -> _Trained:
 
 
 def _block_bytes(dropout: float) -> int:
-    """What one block keeps, beside its input."""
+    """Return the bytes that one block keeps, without its input."""
     with torch.random.fork_rng():
         block = Block(dropout)
         saved = SavedBytes(block.parameters())
@@ -182,14 +182,14 @@ def _judge_gradients(
     if not wrong:
         return
     missing = [name for name in wrong if own[name] is None or not any(own[name] or ())]
-    expected = "the gradient of every parameter, as without recomputation, to the last bit"
+    expected = "the gradient of every parameter, as without recomputation, bit for bit"
     if missing:
         is_inner = any(name.startswith("blocks.5") for name in missing)
         hint = "no-parameter-gradient" if is_inner else "no-input-gradient"
         shown = ", ".join(missing[:4]) + (" …" if len(missing) > 4 else "")
         raise Shortcoming(hint, expected, f"none for {shown}", where=where)
     hint = "other-dropout" if dropout else "wrong-gradient"
-    found = f"another one for {len(wrong)} of {len(own)} parameters, the first {wrong[0]}"
+    found = f"a different one for {len(wrong)} of {len(own)} parameters, the first {wrong[0]}"
     raise Shortcoming(hint, expected, found, where=where)
 
 
@@ -198,8 +198,8 @@ def _judge_cost(reference: _Trained, own: _Trained, where: str) -> None:
     if own.peak_bytes > 1.5 * limit:
         raise Shortcoming(
             "saves-all",
-            f"at most the blocks' inputs and one block's inside, {readable_bytes(limit)}, kept for"
-            " backward",
+            f"at most the blocks' inputs and the inside of one block,"
+            f" {readable_bytes(limit)}, are kept for backward",
             f"{readable_bytes(own.peak_bytes)}; without recomputation it is"
             f" {readable_bytes(reference.peak_bytes)}",
             where=where,

@@ -1,4 +1,4 @@
-"""Rendezvous: processes join, are killed and come late; each world must also be one for gloo."""
+"""Rendezvous: processes join, are killed and come late; each world must work as a gloo group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PATIENCE_S = 8.0
 
 
 def check(file: Path) -> Passed:
-    # On a busy machine a process may come later than it was meant to; a wrong one fails each time.
+    # On a busy machine a process may arrive later than intended; a wrong one fails each time.
     for tries_left in (2, 1, 0):
         try:
             _judge_elastic(file)
@@ -35,10 +35,10 @@ def check(file: Path) -> Passed:
     _judge_slow_writer(file)
     return Passed(
         [
-            "4 processes agree on a world; one is killed with -9: 3 agree on the next; one comes: 4"
+            "4 processes agree on a world; one is killed with -9: 3 agree on the next; one joins: 4"
             " on the one after; each world adds up a tensor over gloo",
-            "the first to come is killed while it waits: the others agree without it",
-            "a process that is slow to write does not make a world of its own",
+            "the first to arrive is killed while it waits: the others agree without it",
+            "a process that is slow to write does not form its own world",
         ]
     )
 
@@ -51,14 +51,14 @@ def _judge_elastic(file: Path) -> None:
         for name in "abcd":
             members.store.set(f"go/{name}", "1")
             time.sleep(0.15)
-        _judge_world(members, "abcd", 1, "4 processes come within a second")
+        _judge_world(members, "abcd", 1, "4 processes arrive within a second")
         members.send_signal("c", signal.SIGKILL)
         members.store.set("lost/1", "c")
         _judge_world(members, "abd", 2, "c was killed, the others join again")
         members.store.set("go/e", "1")
         members.start("e", _trains, "e")
         _judge_newcomer(members)
-        _judge_world(members, "abde", 3, "e comes, and the others join again")
+        _judge_world(members, "abde", 3, "e joins, and the others join again")
         members.store.set("end", "1")
 
 
@@ -77,7 +77,7 @@ def _trains(module: Any, store: Any, name: str) -> None:
 
 
 def _sum_over(store: Any, members: Sequence[str], name: str, number: int) -> int:
-    """A process group of this world: its members reach each other."""
+    """Form a process group of this world, and sum over it: members must reach each other."""
     dist.init_process_group(
         "gloo",
         store=PrefixStore(f"gloo/{number}", store),
@@ -106,7 +106,7 @@ def _judge_world(members: Members, names: str, number: int, where: str) -> None:
         raise Shortcoming("worlds-differ", expected, "they do not find each other", where=where)
     if any(int(store.get(key)) != len(names) for key in sums):
         expected = f"a sum over {len(names)} ranks"
-        raise Shortcoming("worlds-differ", expected, "another sum", where=where)
+        raise Shortcoming("worlds-differ", expected, "a different sum", where=where)
 
 
 def _not_all_in(store: Any, names: str, number: int, where: str) -> Shortcoming:
@@ -133,7 +133,7 @@ def _any_failed(members: Members) -> bool:
 def _judge_agreement(found: dict[str, list[str]], names: str, where: str) -> None:
     shown = "\n".join(f"{name}: {', '.join(world)}" for name, world in found.items())
     if len({tuple(world) for world in found.values()}) > 1:
-        expected = "one world, the same list in the same order for all"
+        expected = "one world, with the same list in the same order on all members"
         raise Shortcoming("worlds-differ", expected, shown, where=where)
     world = next(iter(found.values()))
     if sorted(world) != sorted(names):
@@ -142,15 +142,15 @@ def _judge_agreement(found: dict[str, list[str]], names: str, where: str) -> Non
 
 
 def _judge_newcomer(members: Members) -> None:
-    """The newcomer waits until the others notice; it does not wait for ever."""
+    """The newcomer waits until the others notice it, but not for ever."""
     if not wait_until(
         lambda: _any_failed(members) or members.store.check(["joined/a/3"]), _PATIENCE_S
     ):
         raise Shortcoming(
             "not-noticed",
-            "somebody_waits() tells the members of world 2 that e has come",
-            f"nobody noticed for {_PATIENCE_S:g} s",
-            where="e comes",
+            "somebody_waits() returns True in world 2 after e has registered",
+            f"it did not for {_PATIENCE_S:g} s",
+            where="e joins",
         )
 
 
@@ -173,7 +173,7 @@ def _judge_first_killed(file: Path) -> None:
         members.send_signal("f", signal.SIGKILL)
         for name in "bc":
             members.store.set(f"go/{name}", "1")
-        where = "the first to come was killed while it waited"
+        where = "the first to arrive was killed while it waited"
         found = {}
         for name in "bc":
             try:
@@ -182,7 +182,7 @@ def _judge_first_killed(file: Path) -> None:
                 if shortcoming.hint not in ("endless", "crash"):
                     raise
                 expected = "b and c agree on a world"
-                said = f"{name} waits for one that is dead"
+                said = f"{name} waits for the dead process"
                 raise Shortcoming("leader-lost", expected, said, where=where) from shortcoming
     expected = "b and c agree on a world with both of them"
     shown = "\n".join(f"{name}: {', '.join(world)}" for name, world in found.items())
@@ -191,7 +191,7 @@ def _judge_first_killed(file: Path) -> None:
 
 
 class _SlowWriter:
-    """A store whose writes take long, from some time on."""
+    """A store whose writes become slow after some time."""
 
     def __init__(self, store: Any, after_s: float) -> None:
         self._store = store
@@ -204,7 +204,7 @@ class _SlowWriter:
 
 
 def _judge_slow_writer(file: Path) -> None:
-    """G decides alone and is slow to write it down; h comes meanwhile, and decides too."""
+    """G decides alone and is slow to write; h arrives meanwhile, and decides too."""
     with Members(file) as members:
         members.start("g", _joins, "g", 0.5 * _QUIET_S)
         members.start("h", _joins, "h")
@@ -217,7 +217,7 @@ def _judge_slow_writer(file: Path) -> None:
     if "h" in found["h"] and "g" in found["h"] and found["g"] != found["h"]:
         raise Shortcoming(
             "split-brain",
-            "one world, also when two decide at the same time",
+            "one world, even when two processes decide at the same time",
             shown,
-            where="g decides, is slow to write it down, and h decides meanwhile",
+            where="g decides, is slow to write, and h decides meanwhile",
         )

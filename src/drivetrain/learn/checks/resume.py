@@ -1,7 +1,7 @@
-"""Exact resume: losses to the bit, after an interruption and on another number of ranks.
+"""Exact resume: the same losses, bit for bit, after an interruption and on other numbers of ranks.
 
 The check's own part of the training adds gradients by micro-batch in a fixed order, so that the
-number of ranks changes no bit; what is left to differ is what the learner writes.
+number of ranks changes no bit; only what the learner writes can differ.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def check(file: Path) -> Passed:
                 _judge_losses(whole.losses[_CAPTURED_AT:], resumed.losses, "parted", where)
     return Passed(
         [
-            "3 epochs of 50 samples: each sample once an epoch, in another order each time",
-            f"{_NUM_STEPS} steps on 2 ranks: the same losses on 1, to the last bit",
+            "3 epochs of 50 samples: each sample once per epoch, in a different order each time",
+            f"{_NUM_STEPS} steps on 2 ranks: the same losses on 1, bit for bit",
             f"saved on 2 ranks after step {_CAPTURED_AT}, resumed on 2, 1 and 3: the same losses,"
-            " to the last bit",
+            " bit for bit",
         ]
     )
 
@@ -55,7 +55,7 @@ def _judge_data(module: ModuleType) -> None:
             if len(own) != SIZE:
                 raise Shortcoming(
                     "epoch-not-covered",
-                    f"{SIZE} samples in every micro-batch, also where an epoch ends",
+                    f"{SIZE} samples in every micro-batch, even where an epoch ends",
                     f"{len(own)} in micro-batch {micro_batch} of step {step}",
                 )
             ids += [int(i) for i in own]
@@ -70,7 +70,7 @@ def _judge_data(module: ModuleType) -> None:
             )
     if epochs[0] == epochs[1] or epochs[0] == sorted(epochs[0]):
         raise Shortcoming(
-            "same-every-epoch", "another order in each epoch", "epochs 0 and 1 are alike"
+            "same-every-epoch", "a different order in each epoch", "epochs 0 and 1 are the same"
         )
 
 
@@ -86,7 +86,7 @@ def _judge_generators(module: ModuleType) -> None:
         raise Shortcoming(
             "not-repeatable",
             "the same arguments give a generator with the same numbers",
-            "other numbers when asked again",
+            "different numbers when asked again",
         )
     seen: dict[tuple[float, ...], tuple[int, int]] = {}
     for place, numbers in first.items():
@@ -94,7 +94,7 @@ def _judge_generators(module: ModuleType) -> None:
         if other != place:
             raise Shortcoming(
                 "same-dropout",
-                "numbers of its own for each micro-batch of each step",
+                "different numbers for each micro-batch of each step",
                 f"step {place[0]}, micro-batch {place[1]} has those of step {other[0]},"
                 f" micro-batch {other[1]}",
             )
@@ -102,7 +102,7 @@ def _judge_generators(module: ModuleType) -> None:
 
 @dataclass(frozen=True)
 class _State:
-    """What a job is made of, to be compared."""
+    """A job's state, for comparison."""
 
     step: int
     weights: list[float]
@@ -131,7 +131,7 @@ def _state_of(job: ExactJob) -> _State:
 
 
 def _train(module: Any, recorder: Any, resume_from: str = "", save_to: str = "") -> _Trained:
-    torch.manual_seed(dist.get_rank())  # of no use to anyone who resumes elsewhere
+    torch.manual_seed(dist.get_rank())  # useless on another rank
     job = ExactJob()
     if resume_from:
         module.restore(job, torch.load(resume_from, weights_only=True))
@@ -143,12 +143,12 @@ def _train(module: Any, recorder: Any, resume_from: str = "", save_to: str = "")
         with recorder.paused():
             losses.append(_one_step(module, job))
     if save_to and dist.get_rank() == 0:
-        torch.save(kept, save_to)  # late, as when it is written beside the training
+        torch.save(kept, save_to)  # late, as if it were written in the background
     return _Trained(begin, captured, _state_of(job), losses)
 
 
 def _one_step(module: Any, job: ExactJob) -> float:
-    """Rows of gradients, one for each micro-batch, whoever computed them."""
+    """Step with one row of gradients per micro-batch, whichever rank computed it."""
     rows = torch.zeros(NUM_MICRO, job.row_length)
     for micro_batch in range(dist.get_rank(), NUM_MICRO, dist.get_world_size()):
         rows[micro_batch] = job.row(module, micro_batch)
@@ -168,9 +168,9 @@ def _judge_restored(whole: _Trained, resumed: _Trained, where: str) -> None:
     for what, hint, due, here in (
         ("job.step", "step-off", right.step, found.step),
         ("weights", "weights-lost", right.weights, found.weights),
-        ("moments of the optimizer", "optimizer-lost", right.moments, found.moments),
+        ("optimizer moments", "optimizer-lost", right.moments, found.moments),
         ("learning rate", "rate-lost", right.rate, found.rate),
-        ("steps of the scheduler", "rate-lost", right.scheduler_steps, found.scheduler_steps),
+        ("scheduler steps", "rate-lost", right.scheduler_steps, found.scheduler_steps),
     ):
         if due != here:
             expected = f"{what} as captured: {_brief(due)}"
@@ -190,7 +190,7 @@ def _judge_losses(right: Sequence[float], found: Sequence[float], hint: str, whe
             number = len(right) - len(found) + index
             raise Shortcoming(
                 hint,
-                f"loss {due:.9f}, the {number + 1}. of these steps, as without interruption",
+                f"loss {due:.9f} in step {number + 1} of these, as without interruption",
                 f"{here:.9f}",
                 where=where,
             )

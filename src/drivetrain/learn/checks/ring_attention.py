@@ -87,7 +87,7 @@ def _attend(module: Any, recorder: Any) -> dict[str, Any]:
 def _attention(
     case: _Case, rank: int, blocks: Sequence[int], is_causal: bool, scale: float
 ) -> torch.Tensor:
-    """Of a rank's queries over some blocks."""
+    """Return the attention of a rank's queries over some blocks."""
     queries, keys, values = _whole(case)
     places = torch.cat([torch.arange(b * _LENGTH, (b + 1) * _LENGTH) for b in blocks])
     scores = _block(queries, rank) @ keys[places].T * scale
@@ -117,13 +117,13 @@ def _explained(found: torch.Tensor, rank: int, case: _Case) -> tuple[str, str]:
         return "shape", f"a tensor of shape {tuple(found.shape)}, not {(_LENGTH, _WIDTH)}"
     if not bool(found.isfinite().all()):
         if case is _LARGE:
-            return "overflow", "nan or infinity: exp of a score above 88 is too large for float32"
+            return "overflow", "nan or infinity: exp of a score above 88 overflows float32"
         return "masked-block", "nan or infinity"
     for hint, words, candidate in _mistakes(rank, case):
         if torch.allclose(found, candidate, atol=2e-4):
             return hint, words
     if case.is_causal:
-        return "wrong-positions", "other numbers, though they are right without the mask"
+        return "wrong-positions", "wrong values, although they are right without the mask"
     off = float(
         (found - _attention(case, rank, range(_NUM_RANKS), False, _WIDTH**-0.5)).abs().max()
     )
@@ -133,13 +133,17 @@ def _explained(found: torch.Tensor, rank: int, case: _Case) -> tuple[str, str]:
 def _mistakes(rank: int, case: _Case) -> Iterator[tuple[str, str, torch.Tensor]]:
     every, scale = list(range(_NUM_RANKS)), _WIDTH**-0.5
     if case.is_causal:
-        yield "not-masked", "tokens after it count too", _attention(case, rank, every, False, scale)
+        yield "not-masked", "later tokens count too", _attention(case, rank, every, False, scale)
     yield (
         "not-scaled",
         "the scores are not divided by √width",
         _attention(case, rank, every, case.is_causal, 1.0),
     )
-    yield "one-block", "its own block alone", _attention(case, rank, [rank], case.is_causal, scale)
+    yield (
+        "one-block",
+        "only its own block counts",
+        _attention(case, rank, [rank], case.is_causal, scale),
+    )
     for block in every if not case.is_causal else ():
         others = [each for each in every if each != block]
         yield (
@@ -165,7 +169,7 @@ def _judge_messages(outcome: Outcome) -> None:
             call = log.collectives[0]
             raise Shortcoming(
                 "not-point-to-point",
-                "only send, recv, isend, irecv and batch_isend_irecv: blocks go round",
+                "only send, recv, isend, irecv and batch_isend_irecv: blocks travel round the ring",
                 f"rank {log.rank} called {call.kind} in line {call.line}",
             )
         for call in log.of("send"):

@@ -1,4 +1,4 @@
-"""A pair of linear layers split over ranks: outputs, gradients, bytes and a training, as one."""
+"""A pair of linear layers split over ranks: outputs, gradients, bytes and a training."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _once(module: Any, recorder: Any) -> dict[str, Any]:
     pair = module.SplitPair(first, second)
     parts: dict[str, Any] = {name: getattr(pair, name, None) for name in _NAMES}
     if not _have_right_shapes(parts):
-        return _as_lists(parts)  # forward would end with an error that says less
+        return _as_lists(parts)  # forward would fail with a less helpful error
     inputs, weights = _inputs()
     recorder.section("forward")
     outputs = pair(inputs)
@@ -134,7 +134,7 @@ def _judge_part(
         found_shape = f"shape {tuple(here.shape)}"
         raise Shortcoming("wrong-shard", expected, found_shape, **shown)
     if not torch.equal(here, right):
-        expected += ": rank 0 the first hidden features, rank 1 the next"
+        expected += ": rank 0 has the first hidden features, rank 1 the next"
         raise Shortcoming("wrong-shard", expected, "other values", **shown)
 
 
@@ -149,9 +149,9 @@ def _judge_outputs(
     if here.shape != right.shape:
         words = f"shape {tuple(here.shape)}"
     elif _close(here, right + (num_ranks - 1) * bias):
-        hint, words = "bias-on-every-rank", f"the second layer's bias, {num_ranks} times"
+        hint, words = "bias-on-every-rank", f"the second layer's bias is added {num_ranks} times"
     elif _close(here, right - bias):
-        hint, words = "bias-missing", "all of it but the second layer's bias"
+        hint, words = "bias-missing", "the output without the second layer's bias"
     elif num_ranks > 1 and float((here - right).norm()) > 0.1 * float(right.norm()):
         hint, words = "partial-output", "not the sum over the ranks"
     expected = f"rank {rank} returns what the two whole layers return"
@@ -197,7 +197,7 @@ def _train(module: Any, _: Any) -> list[float]:
 
 
 def _losses(pair: nn.Module) -> list[float]:
-    """The pair between two layers that every rank has whole."""
+    """Train the pair between two layers that every rank has in full."""
     with torch.random.fork_rng():
         torch.manual_seed(5)
         before, after = nn.Linear(12, _WIDTH), nn.Linear(_WIDTH, 5)

@@ -1,4 +1,4 @@
-"""Stragglers: tables of times on paper, then ranks of which one is slow."""
+"""Stragglers: given tables of times, then ranks of which one is slow."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _judge_timer(module: ModuleType) -> None:
     else:
         raise Shortcoming(
             "waiting-counted",
-            "0.05 s of computing and 0.15 s of exchange, each by itself",
+            "0.05 s of computing and 0.15 s of exchange, measured separately",
             f"{found[0]:.3f} s and {found[1]:.3f} s",
         )
 
@@ -100,7 +100,7 @@ def _judge_choice(module: ModuleType) -> None:
     if module.which_time((1.0, 2.0)) == 2.0:
         raise Shortcoming(
             "waiting-is-not-slowness",
-            "the time by which a straggler differs from those that wait for it",
+            "the time in which a straggler differs from the ranks that wait for it",
             "the time of the exchange, which is shortest on the straggler",
         )
 
@@ -125,8 +125,8 @@ def _judge_found(outcome: Outcome) -> None:
     flow = outcome.flow("gather")
     for rank, (_, times, found) in enumerate(outcome.results):
         if times != own:
-            expected = "gather_times gives the times of all ranks, by rank, unchanged"
-            said = f"rank {rank} got {len(times)} rows, and not those"
+            expected = "gather_times returns the times of all ranks, by rank, unchanged"
+            said = f"rank {rank} got {len(times)} rows with different values"
             raise Shortcoming("not-gathered", expected, said, picture=flow.picture())
         if found != [_SLOW_RANK]:
             expected = f"rank {_SLOW_RANK}, which computes {_SLOW_S / _USUAL_S:.1f} times as long"

@@ -1,4 +1,4 @@
-"""Gradient averaging: on ranks with different numbers of tokens, as one process would."""
+"""Gradient averaging: the numbers of one process, on ranks with different numbers of tokens."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check(file: Path) -> Passed:
         [
             f"{NUM_STEPS} losses and gradient norms on {_NUM_RANKS} ranks as on one process, with"
             " equal and unequal numbers of tokens, and with a rank that has none",
-            "the copies of the model stay equal, to the last bit",
+            "the copies of the model stay equal, bit for bit",
         ],
         [Score("bytes a rank sends a step", sent, least, "2(n−1)/n·(gradients + a count)")],
         outcome.flow("step 1").picture(),

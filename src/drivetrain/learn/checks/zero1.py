@@ -41,7 +41,7 @@ def check(file: Path) -> Passed:
     return Passed(
         [
             f"{NUM_STEPS} losses on {_NUM_RANKS} ranks as on one process, with {_SGD} and with"
-            f" {_ADAM}; the copies of the model stay equal, to the last bit",
+            f" {_ADAM}; the copies of the model stay equal, bit for bit",
         ],
         [
             Score("bytes a rank sends a step", sent, limit, "2(n−1)/n·S"),
@@ -90,7 +90,7 @@ def _train(module: Any, recorder: Any) -> dict[str, Any]:
 
 
 def _move_of_first_step(outcome: Outcome) -> Move:
-    """By what a step of SGD moves: Adam's hardly depends on the gradient's size."""
+    """Return the change of an SGD step: Adam's hardly depends on the gradient's size."""
     before = torch.tensor(weights_of(new_model()))
     _, after = on_one_process(num_steps=1)
     return Move(
@@ -101,7 +101,7 @@ def _move_of_first_step(outcome: Outcome) -> Move:
 
 
 def _move_of_one(rank: int) -> torch.Tensor:
-    """What a rank's own gradient alone would move."""
+    """Return the change from a rank's own gradient alone."""
     model = new_model()
     before = torch.tensor(weights_of(model))
     inputs, classes = (part[rank::_NUM_RANKS] for part in global_batch(1))

@@ -1,4 +1,4 @@
-"""Sharded parameters: the steps of one process, two whole layers at a time, the next one early."""
+"""Sharded parameters: the steps of one process, two whole layers at a time, and a prefetch."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from drivetrain.verify.parity.compare import StepNumbers
 _NUM_RANKS = 3
 _NUM_STEPS = 5
 _NUM_LAYERS = 12
-_WIDTH = 49  # 2450 parameters a layer, which 3 does not divide
+_WIDTH = 49  # 2450 parameters a layer, not divisible by 3
 _CLASSES = 5
-_ROWS = 2  # few: what counts is parameters, not activations
+_ROWS = 2  # few: the check is about parameters, not activations
 _RATE = 0.5
 _SLACK = 1.05
 _LAYER_BYTES = 4 * (_WIDTH * _WIDTH + _WIDTH)
 _INPUTS_BYTES = 4 * _WIDTH * _ROWS * _NUM_LAYERS
 _MOST_IN_BACKWARD = 10
-"""Layers: the shards' gradients are 4, two are whole, the rest is one's gradient on its way."""
+"""Layers: 4 for the shards' gradients, 2 whole, and the rest for one gradient being reduced."""
 
 
 def check(file: Path) -> Passed:
@@ -60,7 +60,7 @@ def check(file: Path) -> Passed:
 
 
 class _Layer:
-    """What learners are given; notes when it is computed."""
+    """A layer as passed to learners; it marks when it is computed."""
 
     num_parameters = _WIDTH * _WIDTH + _WIDTH
 
@@ -129,7 +129,7 @@ def _forward(model: Any, inputs: torch.Tensor, kept: list[torch.Tensor]) -> None
 
 
 def _gathered(shards: Sequence[torch.Tensor]) -> list[float]:
-    """All layers, whole, laid end to end."""
+    """Return all whole layers, concatenated."""
     layers = []
     for shard in shards:
         pieces = [torch.empty(0)] * dist.get_world_size()
@@ -140,7 +140,7 @@ def _gathered(shards: Sequence[torch.Tensor]) -> list[float]:
 
 
 def _on_one_process(num_steps: int, ranks: Sequence[int]) -> tuple[dict[int, float], torch.Tensor]:
-    """Losses and final parameters, of the mean over so many ranks' batches."""
+    """Return losses and final parameters for the mean over these ranks' batches."""
     layers = [_Layer(index) for index in range(_NUM_LAYERS)]
     parameters = [layer.initial().requires_grad_() for layer in layers]
     optimizer = torch.optim.SGD(parameters, lr=_RATE)
@@ -204,7 +204,7 @@ def _judge_peaks(outcome: Outcome) -> tuple[int, int]:
     if forward.kept_bytes > _INPUTS_BYTES + 1.5 * _LAYER_BYTES:
         raise Shortcoming(
             "kept-after-forward",
-            "after forward only the layers' inputs are left"
+            "after forward only the layers' inputs are in memory"
             f" ({readable_bytes(_INPUTS_BYTES)}; a layer has {readable_bytes(_LAYER_BYTES)})",
             f"{readable_bytes(forward.kept_bytes)} are still allocated,"
             f" {forward.kept_bytes / _LAYER_BYTES:.1f} layers",
@@ -218,7 +218,7 @@ def _judge_peaks(outcome: Outcome) -> tuple[int, int]:
 
 
 def _largest(outcome: Outcome, what: str) -> Allocations:
-    """Of the rank that has most, in the step in which it had least."""
+    """Return the largest rank's allocations, each rank in its smallest step."""
     steps = range(1, _NUM_STEPS + 1)
     by_rank = [[result["peaks"][what, step] for step in steps] for result in outcome.results]
     return Allocations(
@@ -230,7 +230,7 @@ def _largest(outcome: Outcome, what: str) -> Allocations:
 def _too_much(what: str, found: Allocations, layers: int) -> Shortcoming:
     return Shortcoming(
         "not-freed",
-        f"in {what}, at most {layers} layers' worth is allocated at once, of {_NUM_LAYERS}",
+        f"in {what}, at most the size of {layers} of the {_NUM_LAYERS} layers is allocated at once",
         f"{readable_bytes(found.peak_bytes)} at the peak,"
         f" {found.peak_bytes / _LAYER_BYTES:.1f} layers",
         where=what,
@@ -238,7 +238,7 @@ def _too_much(what: str, found: Allocations, layers: int) -> Shortcoming:
 
 
 def _judge_prefetch(outcome: Outcome) -> int:
-    """How many layers had to be waited for: nothing was computed while they were on their way."""
+    """Count the layers that were gathered without any computation to overlap."""
     waited = 0
     for what, order in (
         ("forward", range(_NUM_LAYERS)),
@@ -249,8 +249,8 @@ def _judge_prefetch(outcome: Outcome) -> int:
         if len(late) > 2:
             raise Shortcoming(
                 "no-prefetch",
-                "the next layer's parameters are asked for before a layer is computed",
-                f"layers {', '.join(map(str, late))} were asked for when the one before them had"
+                "the next layer's parameters are requested before a layer is computed",
+                f"layers {', '.join(map(str, late))} were requested after the one before them had"
                 " been computed",
                 where=what,
             )

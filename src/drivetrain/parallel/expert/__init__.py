@@ -1,1 +1,1 @@
-"""ep: the experts of a model's layers, spread over ranks; tokens travel to them and back."""
+"""ep: experts distributed over ranks; tokens are sent to them and back."""

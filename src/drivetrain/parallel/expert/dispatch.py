@@ -1,9 +1,9 @@
-"""Tokens on their way to their experts and back: all-to-all with uneven splits, none dropped.
+"""Token dispatch to experts and back: all-to-all with uneven splits, no tokens dropped.
 
-Each rank holds a part of a layer's experts and sees its own tokens. A token's copies, one for each
-expert it is sent to, are sorted by expert and travel to the ranks that hold those; there the
-model's own `forward` computes them, with the experts it finds; the results travel back and are
-added up. Nothing is padded and nothing has a capacity, so the sums are those of one process.
+Each rank holds a part of a layer's experts and has its own tokens. A token's copies, one per chosen
+expert, are sorted by expert and sent to the ranks that hold those experts. There the model's own
+`forward` runs with the local experts; the results are sent back and summed. There is no padding and
+no capacity limit, so the sums are those of one process.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from drivetrain.parallel.parts import own_part
 
 
 def spread_experts(experts: Sequence[Experts], mesh: DeviceMesh, imbalance: float = 1.0) -> None:
-    """Keep this rank's experts of each layer, in place; their calls go over the ranks of `mesh`."""
+    """Keep this rank's experts of each layer, in place, and dispatch calls over `mesh`."""
     for each in experts:
         _keep_own(each, mesh)
         each.module.forward = Dispatch(each, mesh.get_group(), imbalance)
 
 
 def is_spread(module: nn.Module) -> bool:
-    """Whether a module's experts are on several ranks."""
+    """True if a module's experts are on several ranks."""
     return isinstance(vars(module).get("forward"), Dispatch)
 
 
@@ -44,13 +44,13 @@ def _keep_own(experts: Experts, mesh: DeviceMesh) -> None:
     start = mesh.get_local_rank() * size
     for name, weight in experts.module.named_parameters(recurse=False):
         own = weight.detach()[start : start + size]
-        own = own if own.device.type == "meta" else own.clone()  # the rest is let go of
+        own = own if own.device.type == "meta" else own.clone()  # so that the rest is freed
         shared = DTensor.from_local(own, mesh, [Shard(0)], run_check=False)
         setattr(experts.module, name, nn.Parameter(shared, requires_grad=weight.requires_grad))
 
 
 class Dispatch:
-    """In the place of a module's forward: the same numbers, with experts on other ranks."""
+    """Replaces a module's forward: the same results, with experts on several ranks."""
 
     def __init__(self, experts: Experts, group: dist.ProcessGroup, imbalance: float = 1.0) -> None:
         self.experts = experts
@@ -63,11 +63,11 @@ class Dispatch:
         self._is_checked = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """What each token's experts make of it, added up. A collective call."""
+        """Return the sum of the experts' results for each token. A collective call."""
         tokens, chosen, weights = self._signature.bind(*args, **kwargs).args
         self._check_shapes(tokens, chosen, weights)
         if not self._is_checked and not isinstance(tokens, FakeTensor):
-            with _disable_current_modes():  # selective recomputation counts what a forward calls
+            with _disable_current_modes():  # selective recomputation counts operators
                 self._check_sums(tokens)
         self._is_checked = True
         num_tokens, num_chosen = chosen.shape
@@ -86,9 +86,9 @@ class Dispatch:
         return summed
 
     def _counts(self, chosen: torch.Tensor) -> tuple[list[list[int]], list[list[int]]]:
-        """Tokens for each expert of each rank, as sent and as received: the one wait for the host.
+        """Return tokens per expert and rank, sent and received; the only host synchronization.
 
-        An index past the last expert is one that a token was never to be sent to.
+        An index beyond the last expert is an error.
         """
         if isinstance(chosen, FakeTensor):
             return self._assumed_counts(chosen.numel())
@@ -105,18 +105,18 @@ class Dispatch:
         return both[0], both[1]
 
     def _assumed_counts(self, num_sent: int) -> tuple[list[list[int]], list[list[int]]]:
-        """Of tokens that are not there: sent evenly, received as unevenly as was asked for."""
+        """Return counts for fake tensors: sent evenly, received with the configured imbalance."""
         each, rest = divmod(num_sent, self.experts.count)
         flat = [each + (expert < rest) for expert in range(self.experts.count)]
         sent = [flat[start : start + self._own] for start in range(0, len(flat), self._own)]
-        # as the exchange of counts in a run, which other ranks wait for
+        # the exchange of counts, as in a run
         numbers = torch.zeros(self.experts.count, dtype=torch.int64)
         dist.all_to_all_single(torch.empty_like(numbers), numbers, group=self._group)
         received = [math.ceil(num_sent * self._imbalance / self.experts.count)] * self._own
         return sent, [received] * self._num_ranks
 
     def _expert_of_each(self, received: list[list[int]], device: torch.device) -> torch.Tensor:
-        """Of each row that has come in: which of this rank's experts it is for."""
+        """Return which of this rank's experts each received row is for."""
         counts = torch.tensor(received, device=device).flatten()
         own = torch.arange(self._own, device=device).repeat(self._num_ranks)
         return own.repeat_interleave(counts, output_size=sum(map(sum, received)))
@@ -124,9 +124,9 @@ class Dispatch:
     def _compute(
         self, rows: torch.Tensor, expert: torch.Tensor, scales: torch.Tensor
     ) -> torch.Tensor:
-        """The model's own forward, each row with one expert.
+        """Run the model's own forward, each row with one expert.
 
-        Experts that get no token have gradients of 0 nevertheless: other ranks wait for them.
+        Experts without tokens still get gradients of 0, because other ranks wait for them.
         """
         if len(rows):
             return self._call(rows, expert[:, None], scales[:, None])
@@ -143,7 +143,7 @@ class Dispatch:
 
     @contextmanager
     def _own_experts(self) -> Iterator[None]:
-        """Within, the module is one with fewer experts: what an instance has comes before all."""
+        """Make the module one with fewer experts inside the context, by instance attributes."""
         module = self.experts.module
         seen = vars(module)
         weights = dict(module.named_parameters(recurse=False))
@@ -165,15 +165,15 @@ class Dispatch:
         if not fits or chosen.shape[0] != tokens.shape[0]:
             shapes = ", ".join(str(tuple(each.shape)) for each in (tokens, chosen, weights))
             rule = f"is called with {shapes}, not (tokens, features) and twice (tokens, experts)"
-            remedy = "flatten the batch, and give each chosen expert its weight"
+            remedy = "flatten the batch, and pass one weight for each chosen expert"
             raise ConfigError([Problem(self.experts.name, rule, remedy, has_value=False)])
 
     @torch.no_grad()
     def _check_sums(self, like: torch.Tensor) -> None:
-        """Once: that a token's result is a sum over its experts, whoever else is sent to them.
+        """Check that a token's result is the sum over its experts, independent of other tokens.
 
-        A forward that normalises the weights it is given, has a capacity or draws random numbers
-        would train something else when its tokens are taken apart, and not say so.
+        A forward that normalizes its weights, has a capacity limit or draws random numbers would
+        silently train differently when its tokens are dispatched separately.
         """
         num, width = 16, like.shape[1]
         values = torch.arange(num * width, device=like.device).sin().to(like.dtype)
@@ -191,25 +191,23 @@ class Dispatch:
         allowed = 1e-4 if apart.dtype == torch.float32 else 0.05  # sums in another order
         if not (together - apart).abs().max() <= allowed * scale:
             rule = (
-                "gives a token something else when other tokens are sent along, or not the sum of "
-                "what its experts give"
+                "gives a token a different result when it gets other tokens as well, or one that "
+                "is not the sum of its experts' results"
             )
-            remedy = (
-                "weigh experts by top_k_weights as they are, with no capacity and no random numbers"
-            )
+            remedy = "use top_k_weights unchanged, with no capacity limit and no random numbers"
             raise ConfigError([Problem(self.experts.name, rule, remedy, has_value=False)])
 
 
 def _travel(
     rows: torch.Tensor, to_ranks: list[int], from_ranks: list[int], group: dist.ProcessGroup
 ) -> torch.Tensor:
-    """Rows to the ranks they are for, with gradients. A collective call, in backward too."""
+    """Send rows to their ranks, with gradients. A collective call, in backward as well."""
     received: torch.Tensor = _Exchange.apply(rows, to_ranks, from_ranks, group)  # type: ignore[no-untyped-call]
     return received
 
 
 class _Exchange(torch.autograd.Function):
-    """Rows to the ranks they are for; their gradients come back the same way."""
+    """Sends rows to their ranks; backward sends the gradients back."""
 
     @staticmethod
     def forward(
@@ -230,7 +228,7 @@ class _Exchange(torch.autograd.Function):
 def exchange(
     rows: torch.Tensor, to_ranks: list[int], from_ranks: list[int], group: dist.ProcessGroup
 ) -> torch.Tensor:
-    """So many rows to each rank, in order; what they have sent. A collective call."""
+    """Send `to_ranks` rows to each rank, in order; return the received rows. Collective."""
     received = rows.new_empty(sum(from_ranks), *rows.shape[1:])
     dist.all_to_all_single(received, rows.contiguous(), from_ranks, to_ranks, group=group)
     return received

@@ -1,10 +1,9 @@
-"""Which modules of a model hold its experts, and whether they can be spread.
+"""Find the modules that hold a model's experts, and check whether they can be distributed.
 
-Experts are one module per layer: weights with one row per expert, a count called `num_experts`, and
-`forward(hidden_states, top_k_index, top_k_weights)`, which gives each token the sum of what its
-experts make of it. That is how Hugging Face writes them (Mixtral, Qwen, DeepSeek, OLMoE …), and
-how a model of one's own can be written. What is built otherwise is left alone or refused, never
-guessed at.
+The experts of a layer are one module: weights with one row per expert, a count `num_experts`, and
+`forward(hidden_states, top_k_index, top_k_weights)`, which returns for each token the sum of its
+experts' results. Hugging Face models are written this way (Mixtral, Qwen, DeepSeek, OLMoE …), and
+your own model can be. Experts in another form are ignored or refused; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from drivetrain.core.errors import ConfigError, Problem
 _KEY = "parallel.expert.modules"
 _FORM = "forward(hidden_states, top_k_index, top_k_weights)"
 _AS_THEY_SHOULD = (
-    f"hold them in one module with num_experts, weights of one row per expert, and {_FORM}"
+    f"keep them in one module with num_experts, weights with one row per expert, and {_FORM}"
 )
 
 
@@ -30,13 +29,13 @@ class Experts:
     """The experts of one layer."""
 
     name: str
-    """Of their module, as the user's model has it."""
+    """The name of their module in the user's model."""
     module: nn.Module
     count: int
 
 
 def find_experts(model: nn.Module, named: Sequence[str] = ()) -> list[Experts]:
-    """Every module of experts; `named` ones (`*` is a number) must all be there and be some."""
+    """Return the modules of experts; each pattern in `named` (`*`: a number) must match them."""
     modules = dict(model.named_modules())
     if not named:
         return [
@@ -63,25 +62,25 @@ def find_experts(model: nn.Module, named: Sequence[str] = ()) -> list[Experts]:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a module's name is meant; `*` stands for a number."""
+    """True if a module's name matches; `*` stands for a number."""
     return re.fullmatch(re.escape(pattern).replace(r"\*", r"\d+"), name) is not None
 
 
 def why_none(module: nn.Module) -> str | None:
-    """Why a module holds no experts, as the rest of a sentence; None if it does."""
+    """Return why a module holds no experts, as the end of a sentence; None if it does."""
     count = getattr(module, "num_experts", None)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        return "does not say how many experts it has"
+        return "has no positive num_experts"
     own = dict(module.named_parameters(recurse=False))
     if not any(weight.ndim == 3 for weight in own.values()):
-        return "has no weight of three dimensions, one row per expert"
+        return "has no three-dimensional weight with one row per expert"
     if len(_places(module)) != 3:
-        return f"is not called as {_FORM}"
+        return f"does not have {_FORM}"
     return None
 
 
 def _places(module: nn.Module) -> list[inspect.Parameter]:
-    """What its forward takes by place."""
+    """Return the positional parameters of its forward."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
         taken = inspect.signature(module.forward).parameters.values()
@@ -98,7 +97,7 @@ def _count(module: nn.Module) -> int:
 
 
 def spread_problems(model: nn.Module, experts: Sequence[Experts], num_ranks: int) -> list[Problem]:
-    """What keeps these experts from being spread over so many ranks."""
+    """Return what prevents distributing these experts over `num_ranks` ranks."""
     if not experts:
         return [_nothing_found(model, num_ranks)]
     holders = _holders(model)
@@ -114,10 +113,10 @@ def spread_problems(model: nn.Module, experts: Sequence[Experts], num_ranks: int
 
 
 def refused_beside_pp(model: nn.Module) -> list[Problem]:
-    """A balance loss that Hugging Face takes over all layers would see the last stage's only."""
+    """Refuse Hugging Face's balance loss over all layers: it would see only the last stage's."""
     if not getattr(getattr(model, "config", None), "output_router_logits", False):
         return []
-    rule = "the balance loss over all layers' routers cannot be had from a pipeline's last stage"
+    rule = "a pipeline's last stage cannot compute the balance loss over all layers' routers"
     remedy = "set it to false, or pp to 1"
     return [Problem("config.output_router_logits", rule, remedy, True)]
 
@@ -130,7 +129,7 @@ def _nothing_found(model: nn.Module, num_ranks: int) -> Problem:
     ]
     rule = f"no experts were found in {type(model).__name__}"
     if listed:
-        rule = f"the experts in {listed[0]} are modules of their own, in a list"
+        rule = f"the experts in {listed[0]} are separate modules, in a list"
     return Problem("parallel.ep", rule, _AS_THEY_SHOULD, num_ranks)
 
 
@@ -149,32 +148,32 @@ def _weight_problems(experts: Experts, holders: dict[int, list[str]]) -> Iterato
     for name, weight in experts.module.named_parameters():
         path = f"{experts.name}.{name}"
         if "." in name or weight.ndim < 2 or weight.shape[0] != experts.count:
-            rule = f"{path} is not a row per expert: {tuple(weight.shape)}"
-            remedy = "keep what all experts share in a module beside them"
+            rule = f"{path} does not have one row per expert: {tuple(weight.shape)}"
+            remedy = "move what all experts share to another module"
             yield Problem("parallel.ep", rule, remedy, has_value=False)
         also = [other for other in holders[id(weight)] if other != path]
         if also:
-            rule = f"{path} is the same weight as {also[0]}, and only one of them would be spread"
+            rule = f"{path} is the same weight as {also[0]}, and only one of them would be sharded"
             yield Problem("parallel.ep", rule, "untie them", has_value=False)
 
 
 def _part_problems(experts: Experts) -> Iterator[Problem]:
     for name, _ in experts.module.named_buffers():
-        rule = f"{experts.name}.{name} is a buffer, which each rank would change by its own tokens"
-        remedy = "keep it in a module beside the experts"
+        rule = f"{experts.name}.{name} is a buffer, which each rank would change for its own tokens"
+        remedy = "move it to a module outside the experts"
         yield Problem("parallel.ep", rule, remedy, has_value=False)
     for name, part in experts.module.named_modules():
         if isinstance(part, nn.Dropout) and part.p > 0:
             rule = (
-                f"{experts.name}.{name} would drop other features on every layout: experts see "
-                "tokens in another order"
+                f"{experts.name}.{name} would drop different features on every layout, because "
+                "experts see tokens in a different order"
             )
-            remedy = "drop features before or after the experts"
+            remedy = "apply dropout before or after the experts"
             yield Problem("parallel.ep", rule, remedy, part.p)
 
 
 def _holders(model: nn.Module) -> dict[int, list[str]]:
-    """All names of each parameter."""
+    """Return all names of each parameter, by id."""
     names: dict[int, list[str]] = {}
     for name, weight in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(weight), []).append(name)

@@ -1,4 +1,4 @@
-"""How many tokens each expert gets; and routers that even it out by themselves."""
+"""Count the tokens of each expert, and pass the counts to routers that balance themselves."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class LayerLoad(NamedTuple):
 
 
 Balance = Callable[[torch.Tensor], None]
-"""A router's own: takes the tokens each of its experts got in a step."""
+"""A router's method that takes the number of tokens each expert got in a step."""
 
 
 def balancer(model: nn.Module, experts: Experts) -> Balance | None:
-    """The method `balance(load)` of the module that holds a layer's experts, where it has one."""
+    """Return `balance(load)` of the module that contains a layer's experts, if it has one."""
     holder = model.get_submodule(experts.name.rpartition(".")[0])
     found = getattr(holder, "balance", None)
     return found if callable(found) else None
 
 
 class ExpertLoad:
-    """Counts where experts are called, in training; tokens of every rank once, at every layout.
+    """Counts tokens where experts are called in training, each token once in every layout.
 
-    It is made of the whole model, before ranks take their parts of it: each knows of all layers.
+    Create it from the whole model, before it is split, so that each rank knows all layers.
     """
 
     def __init__(self, model: nn.Module, experts: Sequence[Experts], world: World) -> None:
@@ -44,20 +44,20 @@ class ExpertLoad:
         self._modules = [each.module for each in experts]
         self._balancers = [balancer(model, each) for each in experts]
         self.is_balanced = any(each is not None for each in self._balancers)
-        """Whether a router of the model goes by the load, on whichever rank."""
+        """Whether a router of the model, on any rank, balances by the load."""
         shape = (len(experts), max(each.count for each in experts))
         self._step = torch.zeros(shape, dtype=torch.int64, device=world.device)
         self._since = torch.zeros_like(self._step)
         self.num_chosen = 1
-        """Experts that a token goes to, as seen in the last call."""
+        """Experts per token in the last call."""
         self.counts = True
-        """Whether this rank has samples in this micro-batch, or only keeps step."""
+        """Whether this rank has samples in this micro-batch, or only keeps in step."""
         for row, each in enumerate(experts):
             count = partial(self._count, row, inspect.signature(each.module.forward))
             each.module.register_forward_pre_hook(count, with_kwargs=True)
 
     def leave_to_others(self, model: nn.Module) -> None:
-        """What a pipeline has taken out of this rank's model is balanced where it is."""
+        """Leave layers that are on other pipeline stages to be balanced there."""
         here = set(model.modules())
         self._balancers = [
             balance if module in here else None
@@ -76,7 +76,7 @@ class ExpertLoad:
 
     @torch.no_grad()
     def end_step(self) -> None:
-        """Tell routers what the whole batch has sent to their experts. Collective if there are."""
+        """Pass the whole batch's counts to the routers. A collective call if there are some."""
         if self.is_balanced:
             whole = self._world.sum(self._step.clone())
             for load, (_, count), balance in zip(whole, self._layers, self._balancers, strict=True):
@@ -86,7 +86,7 @@ class ExpertLoad:
         self._step.zero_()
 
     def take(self) -> list[LayerLoad]:
-        """Of all steps since the last call, over all ranks. A collective call."""
+        """Return the counts since the last call, over all ranks. A collective call."""
         own = self._since.flatten().tolist()
         self._since.zero_()
         total = torch.tensor(self._world.sum_floats([float(n) for n in own]), dtype=torch.int64)

@@ -1,1 +1,1 @@
-"""pp: ranks that each have some of a model's layers (torch.distributed.pipelining)."""
+"""pp: each rank has some of the model's layers (torch.distributed.pipelining)."""

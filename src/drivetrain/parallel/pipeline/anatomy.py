@@ -1,4 +1,4 @@
-"""A model as a pipeline sees it: its parts, what each costs, and which make up which stage."""
+"""The parts of a model for a pipeline: what each costs, and which stage gets it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.accelerator import accelerator_of
 from drivetrain.parallel.blocks import repeated_blocks
 
-# A model as a pipeline sees it: what comes before its repeated blocks, they, what follows.
+# A model for a pipeline: the modules before its repeated blocks, the blocks, the modules after.
 
 
 @dataclass(frozen=True)
 class Anatomy:
-    """Names of modules, in the order they are registered; only those that have weights."""
+    """Names of the modules that have weights, in the order they are registered."""
 
     front: tuple[str, ...]
     blocks: tuple[str, ...]
@@ -29,11 +29,11 @@ class Anatomy:
 
 
 def anatomy_of(model: nn.Module) -> Anatomy:
-    """Take a model apart; ConfigError when it is not built that way."""
+    """Return the parts of a model; raise ConfigError if it cannot be split this way."""
     blocks = repeated_blocks(model)
     names = {module: name for name, module in model.named_modules()}
     if not blocks:
-        raise _refused("the model has no repeated blocks to share", "keep them in a ModuleList")
+        raise _refused("the model has no repeated blocks", "keep its layers in a ModuleList")
     block_names = tuple(names[block] for block in blocks)
     front: list[str] = []
     back: list[str] = []
@@ -43,8 +43,8 @@ def anatomy_of(model: nn.Module) -> Anatomy:
         nonlocal seen_blocks
         for name, _ in module.named_parameters(recurse=False):
             raise _refused(
-                f"the weight {prefix}{name} belongs to no module that one rank could have",
-                "put it into a module of its own, before or after the blocks",
+                f"the weight {prefix}{name} is not in a module that one stage can hold",
+                "move it into its own module, before or after the blocks",
             )
         for name, child in module.named_children():
             path = f"{prefix}{name}"
@@ -54,7 +54,7 @@ def anatomy_of(model: nn.Module) -> Anatomy:
                 visit(child, f"{path}.")
             elif next(child.parameters(), None) is not None:
                 if 0 < seen_blocks < len(blocks):
-                    raise _refused(f"{path} lies between the blocks", "make it part of a block")
+                    raise _refused(f"{path} is between the blocks", "make it part of a block")
                 (back if seen_blocks else front).append(path)
 
     visit(model, "")
@@ -62,7 +62,7 @@ def anatomy_of(model: nn.Module) -> Anatomy:
 
 
 def tied_weights(model: nn.Module, parts: Sequence[Sequence[str]]) -> list[Problem]:
-    """Weights that two stages would share, each training its own copy."""
+    """Return a problem for each weight that two stages share: each would train its own copy."""
     owner: dict[int, tuple[int, str]] = {}
     problems = []
     for stage, modules in enumerate(parts):
@@ -85,13 +85,13 @@ def _refused(rule: str, remedy: str) -> ConfigError:
     return ConfigError([Problem("parallel.pp", rule, remedy, has_value=False)])
 
 
-# Which blocks make up which stage, and which rank has it. Pure arithmetic on names and costs.
+# Which blocks form which stage, and which rank has it. Pure arithmetic on names and costs.
 
 _KEY = "parallel.pipeline.split_points"
 
 
 def stages_at(anatomy: Anatomy, points: Sequence[str], num_stages: int) -> list[range]:
-    """Blocks of each stage, cut at named blocks."""
+    """Return the blocks of each stage, split at the named blocks."""
     unknown = [point for point in points if point not in anatomy.blocks[1:]]
     if unknown:
         known = ", ".join(anatomy.blocks[1:])
@@ -99,20 +99,20 @@ def stages_at(anatomy: Anatomy, points: Sequence[str], num_stages: int) -> list[
             [Problem(_KEY, "no block has this name", f"use {known}", p) for p in unknown]
         )
     if len(points) != num_stages - 1:
-        rule = f"makes {len(points) + 1} stages, and the schedule needs {num_stages}"
+        rule = f"makes {len(points) + 1} stages, but the schedule needs {num_stages}"
         raise ConfigError([Problem(_KEY, rule, f"name {num_stages - 1} blocks", tuple(points))])
     starts = [0, *sorted(anatomy.blocks.index(point) for point in points), len(anatomy.blocks)]
     return [range(a, b) for a, b in pairwise(starts)]
 
 
 def balanced_stages(costs: Sequence[float], ends: tuple[float, float], num: int) -> list[range]:
-    """Contiguous blocks such that the dearest stage is as cheap as can be.
+    """Return contiguous blocks per stage that minimize the cost of the most expensive stage.
 
-    `costs` are the blocks'; `ends` what the first and the last stage have on top.
+    `costs`: per block; `ends`: extra costs of the first and the last stage.
     """
     count = len(costs)
     if num > count:
-        rule = f"{num} stages need as many blocks, and the model has {count}"
+        rule = f"{num} stages need at least one block each, but the model has {count}"
         raise ConfigError([Problem("parallel.pp", rule, "use fewer ranks or stages", num)])
 
     before = [0.0, *accumulate(costs)]
@@ -136,19 +136,19 @@ def balanced_stages(costs: Sequence[float], ends: tuple[float, float], num: int)
 
 
 def stages_of_rank(rank: int, num_ranks: int, num_stages: int, *, is_v: bool) -> list[int]:
-    """A loop deals stages round and round; a V turns at the last rank and comes back."""
+    """Return a rank's stages: round-robin, or for a V schedule one on the way there and back."""
     if not is_v:
         return list(range(rank, num_stages, num_ranks))
     return [rank, num_stages - 1 - rank]
 
 
-# What each part of a model costs, measured, so that stages can be balanced by it.
+# The measured cost of each part of a model, to balance the stages.
 
 _WARM_UP, _TIMED = 1, 3
 
 
 def part_costs(model: nn.Module, call: Callable[[nn.Module], Any]) -> dict[str, float]:
-    """Seconds in forward, by module name; `call` puts a micro-batch through the model."""
+    """Return forward seconds by module name; `call` runs a micro-batch through the model."""
     anatomy = anatomy_of(model)
     device = next(model.parameters()).device
     began: dict[str, float] = {}
@@ -173,7 +173,7 @@ def part_costs(model: nn.Module, call: Callable[[nn.Module], Any]) -> dict[str, 
         handles.append(module.register_forward_pre_hook(start(name)))
         handles.append(module.register_forward_hook(stop(name)))
     was_training = model.training
-    model.eval()  # or running statistics would count it
+    model.eval()  # so that running statistics do not change
     try:
         with torch.no_grad():
             for turn in range(_WARM_UP + _TIMED):

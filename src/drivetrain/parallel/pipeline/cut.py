@@ -1,4 +1,4 @@
-"""Take out of a model what other ranks have, in place; names of what stays are the user's own."""
+"""Remove other ranks' parts from a model, in place; the rest keeps the user's names."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from drivetrain.parallel.pipeline.stage import Absent, Carry, Chunk
 
 @dataclass(frozen=True)
 class Cut:
-    """One rank's part of a model."""
+    """One rank's stages of a model."""
 
     chunks: tuple[Chunk, ...]
     carry: Carry
     num_stages: int
     owners: tuple[int, ...]
-    """Per stage: its rank along pp."""
+    """The rank along pp of each stage."""
 
 
 def cut_model(
@@ -39,7 +39,7 @@ def cut_model(
     num_ranks: int,
     costs: Mapping[str, float] | None = None,
 ) -> Cut:
-    """Keep what `rank` along pp has; `costs` by module name, number of weights when left out."""
+    """Keep only the part of `rank` along pp; `costs` by module name (default: weights)."""
     anatomy = anatomy_of(model)
     num_stages = schedules.num_stages(config, num_ranks)
     stages = _stages(model, anatomy, config, num_stages, costs or {})
@@ -86,7 +86,7 @@ def _refuse_tied(model: nn.Module, anatomy: Anatomy, stages: list[range]) -> Non
 
 def _chunk(model: nn.Module, anatomy: Anatomy, blocks: range, index: int, num_stages: int) -> Chunk:
     containers: dict[nn.Module, dict[str, nn.Module | None]] = {}
-    for name in anatomy.blocks:  # also those of which this stage has nothing
+    for name in anatomy.blocks:  # also ModuleLists of which this stage has no block
         containers.setdefault(model.get_submodule(name.rpartition(".")[0]), {})
     modules = []
     for name in (anatomy.blocks[i] for i in blocks):
@@ -100,7 +100,7 @@ def _chunk(model: nn.Module, anatomy: Anatomy, blocks: range, index: int, num_st
 
 
 def _note_others(model: nn.Module, anatomy: Anatomy, chunks: list[Chunk]) -> None:
-    """A rank with several stages may have parts that only one of them runs."""
+    """Note for each stage the parts that this rank has for its other stages."""
     for name in (*anatomy.front, *anatomy.back):
         parent, _, key = name.rpartition(".")
         holder, piece = model.get_submodule(parent), model.get_submodule(name)
@@ -116,6 +116,6 @@ def _remove_others(model: nn.Module, anatomy: Anatomy, chunks: list[Chunk], carr
             continue
         parent, _, key = name.rpartition(".")
         if name in anatomy.blocks:
-            delattr(model.get_submodule(parent), key)  # not del: that would count anew
+            delattr(model.get_submodule(parent), key)  # not del: that would renumber the blocks
         else:
             setattr(model.get_submodule(parent), key, Absent(carry))

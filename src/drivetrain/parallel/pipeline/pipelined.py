@@ -1,4 +1,4 @@
-"""A model in stages, as the loop sees it: a step's micro-batches go through together."""
+"""The ParallelModel of a pipeline, which runs a step's micro-batches together."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from drivetrain.parallel.pipeline import schedules
 from drivetrain.parallel.pipeline.cut import Cut
 from drivetrain.parallel.pipeline.stage import Compute, Stage
 
-# All stages one after the other, without a schedule: for evaluation, and to learn shapes.
+# All stages one after the other, without a schedule: for evaluation, and to find shapes.
 
 
 class Chain:
-    """Called like the model; every rank gets its output. A collective call."""
+    """Called like the model; every rank gets the output. A collective call."""
 
     def __init__(
         self, model: nn.Module, stages: list[Stage], cut: Cut, group: dist.ProcessGroup
@@ -46,7 +46,7 @@ class Chain:
         return getattr(self._model, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Stage by stage, each where it is."""
+        """Run stage by stage, each on its rank."""
         hidden: Any = None
         self._met = []
         for index, owner in enumerate(self._owners):
@@ -57,9 +57,9 @@ class Chain:
         return hidden
 
     def shapes(self, probe: Callable[[Callable[..., Any]], Any]) -> list[torch.Tensor]:
-        """What each stage hands on, as meta tensors; the last gives a loss."""
+        """Return each stage's output as a meta tensor; the last one's is a scalar loss."""
         was_training = self._model.training
-        self._model.eval()  # or running statistics would count the probe
+        self._model.eval()  # so that running statistics do not change
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 probe(self)
@@ -69,7 +69,7 @@ class Chain:
         return [*met, torch.empty((), device="meta")]
 
     def _hidden(self, made: torch.Tensor | None, owner: int) -> torch.Tensor:
-        """The owner's hidden state, on every rank."""
+        """Broadcast the owner's hidden state to every rank."""
         described: list[Any] = [None if made is None else (made.shape, made.dtype)]
         dist.broadcast_object_list(described, group_src=owner, group=self._group)
         shape, dtype = described[0]
@@ -81,9 +81,9 @@ class Chain:
         return hidden
 
     def _output(self, made: Any, owner: int) -> Any:
-        """The owner's output, on every rank: its form as an object, its tensors as tensors.
+        """Broadcast the owner's output: its structure as an object, its tensors as tensors.
 
-        A tensor inside an object would arrive on the device of whoever sent it.
+        A tensor inside an object would arrive on the sender's device.
         """
         form = [tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), made)]
         dist.broadcast_object_list(form, group_src=owner, group=self._group)
@@ -100,7 +100,7 @@ class Chain:
         return tree_map_only(torch.Tensor, receive, form[0])
 
 
-# The schedules used last. Each has buffers for every micro-batch, so only a few are kept.
+# A cache of schedules. Each has buffers for every micro-batch, so only a few are kept.
 
 MOST = 4
 _SHAPES_BEFORE_A_WORD = 4 * MOST
@@ -110,7 +110,7 @@ Value = TypeVar("Value")
 
 
 class Recent(Generic[Value]):
-    """At most so many values, those used last. Ranks that ask alike drop alike."""
+    """An LRU cache. Ranks that make the same calls evict the same values."""
 
     def __init__(self, most: int, release: Callable[[Value], None] = lambda _: None) -> None:
         self._most = most
@@ -118,9 +118,9 @@ class Recent(Generic[Value]):
         self._values: OrderedDict[Hashable, Value] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """What is kept under the key, or is made and kept."""
+        """Return the cached value of the key, or make it."""
         if key not in self._values:
-            while len(self._values) >= self._most:  # before another takes memory
+            while len(self._values) >= self._most:  # before a new one takes memory
                 self._release(self._values.popitem(last=False)[1])
             self._values[key] = make()
         self._values.move_to_end(key)
@@ -128,7 +128,7 @@ class Recent(Generic[Value]):
 
 
 class KnownShapes(Recent[Value]):
-    """What stages hand on for micro-batches of each shape; says once that shapes keep changing."""
+    """Caches the shapes between stages per micro-batch shape; warns once if they keep changing."""
 
     def __init__(self, *, speaks: bool) -> None:
         super().__init__(_SHAPES_KNOWN)
@@ -136,7 +136,7 @@ class KnownShapes(Recent[Value]):
         self._met = 0
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """As it is known, or found out by running a micro-batch through all stages."""
+        """Return the cached value, or find it by running a micro-batch through all stages."""
         return super().get(key, lambda: self._find_out(make))
 
     def _find_out(self, make: Callable[[], Value]) -> Value:
@@ -144,30 +144,30 @@ class KnownShapes(Recent[Value]):
         if self._speaks and self._met == _SHAPES_BEFORE_A_WORD:
             warnings.warn(
                 f"micro-batches keep changing shape ({self._met} so far): for each new one the "
-                "pipeline runs a forward pass to learn what its stages hand on, and gets new "
-                "buffers; pad samples to a few lengths",
+                "pipeline runs a forward pass to learn the shapes between stages, and allocates "
+                "new buffers; pad samples to a few lengths",
                 stacklevel=2,
             )
         return make()
 
 
 Probe = Callable[[Callable[..., Any]], Any]
-"""`probe(model)` calls the model as the loss does, on a micro-batch like those to come."""
+"""`probe(model)` calls the model as the loss does, on a micro-batch of the same shape."""
 
 
 _Handed = tuple[torch.Size, torch.dtype]
-"""What a stage hands on."""
+"""Shape and dtype of what a stage passes to the next one."""
 
 
 @dataclass(frozen=True)
 class _Scheduled:
-    """A schedule, and torch's stages with their buffers."""
+    """A schedule and torch's stages with their buffers."""
 
     schedule: Any
     stages: list[PipelineStage]
 
     def release(self) -> None:
-        """Give the buffers back at once, also where torch's parts refer to each other."""
+        """Free the buffers immediately, despite reference cycles in torch's objects."""
         for stage in self.stages:
             stage.clear_runtime_states()
             stage.args_recv_info.clear()
@@ -175,7 +175,7 @@ class _Scheduled:
 
 
 class Pipelined(ParallelModel):
-    """Stages over a model that has been cut and, within the stage, spread."""
+    """A pipeline over a model that was split into stages, each replicated or sharded."""
 
     forwards_in_lockstep = True
     needs_every_turn = True
@@ -205,10 +205,10 @@ class Pipelined(ParallelModel):
         self.evaluated: Any = Chain(self.inner, self._stages, cut, group)
         self._shapes = KnownShapes[list[_Handed]](speaks=dist.get_rank() == 0)
         self._schedules = Recent[_Scheduled](MOST, _Scheduled.release)
-        """By the number of micro-batches and their shape."""
+        """Keyed by the number of micro-batches and their shape."""
 
     def run(self, num_micro_batches: int, shape: Hashable, compute: Compute, probe: Probe) -> None:
-        """Forward and backward of micro-batches of one shape. A collective call."""
+        """Run forward and backward of micro-batches of one shape. A collective call."""
         shapes = self._shapes.get(shape, partial(self._handed_on, probe))
         scheduled = self._schedules.get(
             (num_micro_batches, shape), partial(self._schedule, num_micro_batches, shapes)
@@ -220,7 +220,7 @@ class Pipelined(ParallelModel):
         scheduled.schedule.step(*first, target=index, index=index, return_outputs=False)
 
     def same_for_all(self, shapes: list[Any]) -> list[tuple[int, ...]]:
-        """Each micro-batch's shape on every copy: passes must begin and end together on all.
+        """Return each micro-batch's shape on every copy: passes must be aligned on all of them.
 
         Copies gather weights from each other in forward and backward, in one order.
         """
@@ -232,7 +232,7 @@ class Pipelined(ParallelModel):
         return list(zip(*(shapes.tolist() for shapes in everyones), strict=True))
 
     def own_modules(self) -> set[nn.Module]:
-        """The parts of the model that this rank has."""
+        """Return the modules that this rank has."""
         return {module for stage in self._stages for module in stage.parts.modules()}
 
     def _handed_on(self, probe: Probe) -> list[_Handed]:
@@ -244,8 +244,8 @@ class Pipelined(ParallelModel):
         if not schedules.fits(name, count, ranks, self._cut.num_stages):
             name = schedules.SCHEDULES[name].falls_back_to
         if not name:
-            rule = f"cannot take {count} micro-batches of one shape"
-            remedy = "let all micro-batches have one shape (pad; drop a short last batch)"
+            rule = f"cannot run {count} micro-batches of one shape"
+            remedy = "give all micro-batches one shape (pad; drop a short last batch)"
             key = "parallel.pipeline.schedule"
             raise ConfigError([Problem(key, rule, remedy, self._config.schedule)])
         device = next(self.inner.parameters()).device
@@ -270,26 +270,26 @@ class Pipelined(ParallelModel):
         return NOTHING
 
     def finish_gradients(self) -> None:
-        """They are complete when the schedule is through."""
+        """Do nothing: gradients are complete when the schedule has run."""
 
     def total_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        """Over all stages."""
+        """Return the norm over all stages."""
         squared = self._under.total_norm(gradients) ** 2
         dist.all_reduce(squared, group=self._group)
         return squared.sqrt()
 
     def local(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        """What this rank holds of its stages' gradients."""
+        """Return this rank's part of its stages' gradients."""
         return self._under.local(gradients)
 
     def whole_tensors(self, wanted: Wanted = every_one) -> Iterator[tuple[str, Any]]:
-        """All stages' on rank 0, one stage after the other; its own on any other rank."""
+        """Yield all stages' tensors on rank 0, and a rank's own on the others."""
         ranks = dist.get_process_group_ranks(self._group)
         sends = ranks[0] == 0 != dist.get_rank()
         seen = set()
         for name, value in self._under.whole_tensors(wanted):
             seen.add(name)
-            if sends:  # on the CPU: an object would arrive on the device of whoever sent it
+            if sends:  # on the CPU: an object would arrive on the sender's device
                 dist.send_object_list([name, on_host(value)], 0, self._group)
             yield name, value
         if sends:
@@ -301,11 +301,11 @@ class Pipelined(ParallelModel):
                     yield got
 
     def weights_change(self) -> None:
-        """Those of the stages."""
+        """Prepare the stages' weights for a change."""
         self._under.weights_change()
 
     def watch_waits(self, waiting: Waiting) -> None:
-        """Those inside a stage; waiting for other stages is not seen."""
+        """Report waits inside a stage; waiting for other stages is not measured."""
         self._under.watch_waits(waiting)
 
 
@@ -316,6 +316,6 @@ def _receive(source: int, group: dist.ProcessGroup) -> tuple[str, Any]:
 
 
 def _like(handed: _Handed, device: torch.device) -> torch.Tensor:
-    """A tensor of that shape that gradients flow through."""
+    """Return a tensor of that shape that requires gradients."""
     shape, dtype = handed
     return torch.empty(shape, dtype=dtype, device=device, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Schedules by the names of the config, what each needs, and what part of a step it idles."""
+"""Schedules by config name: their requirements, and the fraction of a step they idle."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class PipelineSchedule:
     is_single: bool = False
     """One stage per rank."""
     is_v: bool = False
-    """Two stages per rank, the second on the way back: the loss is on the first rank."""
+    """Two stages per rank, the second in reverse order: the loss is on the first rank."""
     falls_back_to: str = ""
-    """Takes any number of micro-batches, with the same stages on the same ranks."""
+    """A schedule for any number of micro-batches, with the same stages on the same ranks."""
 
     def make(self, stages: list[Any], num_micro_batches: int) -> Any:
-        """torch's, for these stages. Losses come weighted, so nothing is divided."""
-        from torch.distributed.pipelining import schedules  # more than half a second
+        """Create torch's schedule. Losses are already weighted, so gradients are not scaled."""
+        from torch.distributed.pipelining import schedules  # slow: more than half a second
 
         kind = getattr(schedules, self.torch_name)
         stage = stages[0] if self.is_single else stages
@@ -46,14 +46,14 @@ SCHEDULES = {
 
 
 def num_stages(config: Pipeline, num_ranks: int) -> int:
-    """Over all ranks."""
+    """Return the number of stages over all ranks."""
     schedule = SCHEDULES[config.schedule]
     per_rank = 1 if schedule.is_single else 2 if schedule.is_v else config.stages_per_rank
     return num_ranks * per_rank
 
 
 def fits(name: str, num_micro_batches: int, num_ranks: int, stages: int) -> bool:
-    """Whether torch's schedule takes this number of micro-batches."""
+    """True if torch's schedule supports this number of micro-batches."""
     if name == "1f1b":
         return num_micro_batches >= stages
     if name in ("interleaved_1f1b", "zero_bubble"):
@@ -64,7 +64,7 @@ def fits(name: str, num_micro_batches: int, num_ranks: int, stages: int) -> bool
 
 
 def schedule_problems(config: Pipeline, num_ranks: int, num_micro_batches: int) -> list[Problem]:
-    """Before anything starts: micro-batches that the schedule cannot take."""
+    """Return a problem if the schedule does not support this number of micro-batches."""
     name, stages = config.schedule, num_stages(config, num_ranks)
     if fits(name, num_micro_batches, num_ranks, stages):
         return []
@@ -76,20 +76,20 @@ def schedule_problems(config: Pipeline, num_ranks: int, num_micro_batches: int) 
     return [
         Problem(
             "parallel.pipeline.schedule",
-            f"needs {wanted} micro-batches per rank and step, and there are {num_micro_batches}",
-            "make micro_batch_size smaller, or use gpipe",
+            f"needs {wanted} micro-batches per rank and step, but there are {num_micro_batches}",
+            "reduce micro_batch_size, or use gpipe",
             name,
         )
     ]
 
 
 def bubble(config: Pipeline, num_ranks: int, num_micro_batches: int) -> float:
-    """The part of a step in which a rank has nothing to do, if all stages take equally long."""
+    """Return the idle fraction of a step, if all stages take equally long."""
     waits, work = num_ranks - 1, num_micro_batches
     if config.schedule in ("interleaved_1f1b", "looped_bfs"):
         work *= config.stages_per_rank
     elif config.schedule == "zero_bubble":
-        work *= 3 * config.stages_per_rank  # only one of forward, input and weight is waited for
+        work *= 3 * config.stages_per_rank  # of forward, input and weight, one is waited for
     elif config.schedule in ("zbv", "dualpipev"):
         return 0.0
     return waits / (work + waits)

@@ -1,8 +1,8 @@
 """One stage: the model's own forward, run with the parts that this rank has.
 
-The parts it has not are stand-ins that hand on the hidden state. The first of its blocks is given
-what the stage before has sent; after the last of them the forward is left, unless this is the last
-stage. So any model whose blocks hand one hidden state on can be cut, without a line of its own.
+Other ranks' parts are replaced by stand-ins that pass on the hidden state. The first block of the
+stage gets the input from the previous stage; after its last block the forward is aborted, unless
+this is the last stage. So any model whose blocks pass on one hidden state can be split unchanged.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ class Sync(Protocol):
     """`ParallelModel.sync_stage`."""
 
     def __call__(self, modules: Sequence[nn.Module], *, is_last: bool) -> None:
-        """Whether the next backward reduces these modules' gradients."""
+        """Set whether the next backward reduces these modules' gradients."""
         ...
 
 
 @dataclass
 class Carry:
-    """The hidden state on its way through this rank's part of the model."""
+    """Holds the current hidden state of this rank's part of the model."""
 
     hidden: torch.Tensor | None = None
 
 
 class Absent(nn.Module):
-    """Stands in for a part that another rank has."""
+    """A stand-in for a module that another rank has."""
 
     def __init__(self, carry: Carry) -> None:
         super().__init__()
         self._carry = carry
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG002
-        """The hidden state as it is now; what is made of it is not used."""
+        """Return the current hidden state; the result computed from it is not used."""
         return self._carry.hidden
 
 
 class _AsModel:
-    """What the user's loss is given: called like the model, and otherwise the model."""
+    """The model that the user's loss gets: a call runs the stage, attributes are the model's."""
 
     def __init__(self, stage: Stage, hidden: torch.Tensor) -> None:
         self._call = partial(stage.call, hidden)
@@ -71,20 +71,20 @@ class _Left(Exception):
 
 @dataclass
 class Chunk:
-    """The blocks of one stage, and where they are kept."""
+    """The blocks of one stage, and the ModuleLists that contain them."""
 
     index: int
     containers: dict[nn.Module, dict[str, nn.Module | None]]
-    """Per ModuleList: what it holds while this stage runs."""
+    """For each ModuleList, its children while this stage runs."""
     blocks: list[nn.Module]
     pieces: list[nn.Module] = field(default_factory=list)
-    """Parts before or after the blocks that this stage has."""
+    """Modules before or after the blocks that belong to this stage."""
     others: list[tuple[nn.Module, str]] = field(default_factory=list)
-    """Where parts are kept that this rank has for another of its stages: parent and name."""
+    """Parent and name of modules that this rank has for another of its stages."""
 
 
 class Stage(nn.Module):
-    """What torch's pipeline calls: the hidden state in, the hidden state or the loss out."""
+    """The module torch's pipeline runs: hidden state in, hidden state or loss out."""
 
     model: nn.Module
     _absent: Absent
@@ -101,14 +101,14 @@ class Stage(nn.Module):
         self.last_index = 0
         self.sync: Sync | None = None
         self.index = chunk.index
-        object.__setattr__(self, "model", model)  # not a child: its weights are the rank's
+        object.__setattr__(self, "model", model)  # not a child: it has all of the rank's weights
         self.parts = nn.ModuleList([*chunk.pieces, *chunk.blocks])
         chunk.blocks[0].register_forward_pre_hook(self._inject, with_kwargs=True)
         for block in chunk.blocks:
             block.register_forward_hook(self._follow)
 
     def forward(self, hidden: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """One micro-batch; `index` says which."""
+        """Run micro-batch number `index`."""
         number = int(index)
         self._calls = 0
         try:
@@ -120,7 +120,7 @@ class Stage(nn.Module):
         return result
 
     def call(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """The model, as the user's loss calls it."""
+        """Handle the call of the model in the user's loss."""
         self._calls += 1
         if self._calls > 1:
             raise RuntimeError("pp needs a loss that calls the model once")
@@ -130,7 +130,7 @@ class Stage(nn.Module):
         raise _Left(output)
 
     def run(self, hidden: torch.Tensor | None, args: Any, kwargs: Any) -> Any:
-        """This stage's part of the forward: the hidden state after it, or the model's output."""
+        """Run this stage's part of forward; return its hidden state, or the model's output."""
         self._received = None if self._is_first else hidden
         self._carry.hidden = self._received
         with self._only_own():
@@ -140,7 +140,7 @@ class Stage(nn.Module):
 
     @contextmanager
     def _only_own(self) -> Iterator[None]:
-        """The model's lists hold this stage's blocks alone; other stages' parts stand aside."""
+        """Reduce the model to this stage's modules inside the context."""
         whole = {container: vars(container)["_modules"] for container in self._chunk.containers}
         aside = [(parent, name, getattr(parent, name)) for parent, name in self._chunk.others]
         try:
@@ -164,7 +164,7 @@ class Stage(nn.Module):
         self._carry.hidden = output[0] if isinstance(output, tuple) else output
 
     def _sync_if_last(self, index: int, gradient: torch.Tensor) -> None:  # noqa: ARG002
-        """Gradients travel in a stage's last backward only, or (some can be told so) in each."""
+        """Tell `sync` whether this is the stage's last backward, which reduces gradients."""
         if self.sync is not None:
             root = [self.model] if self._chunk.pieces else []
             self.sync([*self._chunk.blocks, *root], is_last=index == self.last_index)

@@ -1,1 +1,1 @@
-"""What one way to run a step takes, in bytes, seconds and money."""
+"""The cost of one way to run a step, in bytes, seconds and money."""

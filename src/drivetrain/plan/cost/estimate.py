@@ -1,4 +1,4 @@
-"""Estimate: what one candidate takes, in bytes, seconds and money, and whether it fits."""
+"""Estimate: the cost of one candidate in bytes, seconds and money, and whether it fits."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from drivetrain.plan.profile.model import ModelProfile, Way
 from drivetrain.plan.profile.profiling import Profiler
 from drivetrain.strategies.cost import Memory, PartNumbers
 
-# Memory per rank at the worst moment of a step, by what it is taken for.
+# Memory per rank at the peak of a step, by purpose.
 #
-# A step is walked through part by part, forward and back. At each part: what earlier parts have
-# saved, what the part itself has alive at its worst, gradients so far, and what the strategy holds
-# beside them. How it goes through a step, the strategy says (`CostModel.walk`); 1F1B's micro-
-# batches and its messages come on top here.
+# A step is simulated part by part, forward and backward. Each part counts what earlier parts have
+# saved, its own peak, the gradients so far, and what the strategy holds in addition. The strategy
+# defines this walk (`CostModel.walk`); the micro-batches in flight and the messages of pipeline
+# schedules are added here.
 
 
 def worst_memory(
     profile: ModelProfile, candidate: Candidate, *, on_accelerator: bool = False
 ) -> Memory:
-    """Of the rank that needs most."""
+    """Return the memory of the rank that needs most."""
     stages = range(candidate.layout.pp)
     each = [stage_memory(profile, candidate, s, on_accelerator=on_accelerator) for s in stages]
     return max(each, key=lambda memory: memory.total)
@@ -33,7 +33,7 @@ def worst_memory(
 def stage_memory(
     profile: ModelProfile, candidate: Candidate, stage: int, *, on_accelerator: bool = False
 ) -> Memory:
-    """Of a rank of one pipeline stage."""
+    """Return the memory of a rank of one pipeline stage."""
     layout = candidate.layout
     length = 1.0 / layout.cp
     numbers = rank_parts(profile, candidate)
@@ -63,7 +63,7 @@ def stage_memory(
 
 
 def _in_flight(candidate: Candidate, stage: int) -> int:
-    """Micro-batches whose forward is done and whose backward is not."""
+    """Return the number of micro-batches between their forward and their backward."""
     if candidate.layout.pp == 1:
         return 1
     if candidate.schedule == "gpipe":
@@ -72,9 +72,9 @@ def _in_flight(candidate: Candidate, stage: int) -> int:
 
 
 def _message_bytes(candidate: Candidate, stage: int, hidden: float) -> float:
-    """Stages of torch's keep a buffer per micro-batch for what comes in from either side.
+    """Return the bytes of messages between stages.
 
-    And one message is on its way out.
+    torch's stages keep a receive buffer per micro-batch and side, and one message is being sent.
     """
     layout = candidate.layout
     sides = int(stage > 0) + int(stage < layout.pp - 1)
@@ -88,15 +88,18 @@ def _optimizer_extra(
     *,
     on_accelerator: bool,
 ) -> float:
-    """On accelerators torch's optimizers work on all weights at once, elsewhere one by one."""
+    """Return the optimizer's temporary memory.
+
+    On accelerators torch's optimizers update all weights at once, elsewhere one by one.
+    """
     shards = candidate.cost.step_shards(candidate.use)
     if on_accelerator:
         return sum(part.trained for part in parts) / shards
     return profile.optimizer_extra.one(1, 1.0, candidate.layout.tp) / shards
 
 
-# Not in any trace: the driver's context, communication buffers, and what a caching allocator cannot
-# use because it lies in pieces. Not measured (there was no GPU); round, and on the safe side.
+# Not part of any trace: the driver's context, communication buffers, and the fragmentation of the
+# caching allocator. Not measured (there was no GPU); round and conservative values.
 CONTEXT_BYTES = 1.5 * 2**30
 FRAGMENTED = 0.06
 HOST_MARGIN = 0.03
@@ -104,11 +107,11 @@ HOST_MARGIN = 0.03
 
 @dataclass(frozen=True)
 class Estimate:
-    """A candidate with its price."""
+    """A candidate with its predicted cost."""
 
     candidate: Candidate
     memory: Memory
-    """Of the rank that needs most."""
+    """Memory of the rank that needs most."""
     time: StepTime
     memory_limit_bytes: float
     checkpoint_bytes: float
@@ -117,16 +120,15 @@ class Estimate:
     samples_per_s: float
     tokens_per_s: float | None
     utilization: float | None
-    """Of the peak rate of the data sheet, by the model's own operations."""
+    """Fraction of the data sheet's peak rate, counting the model's own operations."""
 
     @property
     def fits(self) -> bool:
-        """With the margin."""
         return self.memory.total <= self.memory_limit_bytes
 
 
 def memory_limit(cluster: Cluster) -> float:
-    """What a step may take of a device's memory."""
+    """Return how much of a device's memory a step may use."""
     memory = cluster.device_memory_bytes or float("inf")
     if cluster.device is not None and not cluster.device.is_accelerator:
         return memory * (1.0 - HOST_MARGIN)
@@ -134,7 +136,7 @@ def memory_limit(cluster: Cluster) -> float:
 
 
 def rank_memory(profiler: Profiler, candidate: Candidate, *, on_accelerator: bool) -> Memory:
-    """Of the rank that needs most."""
+    """Return the on-device memory of the rank that needs most."""
     profile = profiler.profile(candidate.way)
     pp = candidate.layout.pp
     stages = range(pp) if pp <= 4 else (0, 1, pp - 2, pp - 1)

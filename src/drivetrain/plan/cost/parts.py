@@ -1,4 +1,4 @@
-"""The parts of a model that a rank has, and what it hands to collectives in a step."""
+"""The parts of a model that a rank has, and what it passes to collectives in a step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from drivetrain.plan.profile.model import ModelProfile, part_numbers
 from drivetrain.plan.profile.profiling import TRACED_EP
 from drivetrain.strategies.cost import PartNumbers, WorkNumbers
 
-# Which parts of the model each pipeline stage has: as the pipeline itself would cut it.
+# The parts of the model in each pipeline stage, with the same split as the pipeline itself.
 
 
 def stage_parts(profile: ModelProfile, num_stages: int) -> list[tuple[int, ...]]:
-    """Per stage: traced parts in the order they are run."""
+    """Return, per stage, the traced parts in execution order."""
     positions = profile.shape.positions()
     if num_stages == 1:
         return [tuple(positions)]
@@ -35,20 +35,20 @@ def stage_parts(profile: ModelProfile, num_stages: int) -> list[tuple[int, ...]]
 
 @lru_cache(maxsize=512)
 def _cut(costs: tuple[int, ...], num_stages: int) -> tuple[range, ...]:
-    """`costs` of front, blocks, back."""
+    """Split the blocks into stages; `costs` are those of front, blocks and back."""
     return tuple(balanced_stages(costs[1:-1], (costs[0], costs[-1]), num_stages))
 
 
-# A rank's parts under context parallelism: 1/cp of the sequence, but for what is of the whole.
+# A rank's parts under context parallelism: 1/cp of the sequence, with the following exceptions.
 #
-# Each block gathers the keys and values of the whole sequence, forward and back, and in backward
-# has their gradients too; a query attends to all keys. The model's output is put together on every
-# rank, so the loss is of the whole sequence. Keys and values are taken to be as wide as the hidden
-# state, which is too much for grouped-query attention.
+# Each block gathers the keys and values of the full sequence, in forward and backward, and in
+# backward also has their gradients; a query attends to all keys. The model's output is gathered on
+# every rank, so the loss is computed on the full sequence. Keys and values are assumed to be as
+# wide as the hidden state, which is too much for grouped-query attention.
 
 
 def rank_parts(profile: ModelProfile, candidate: Candidate) -> tuple[PartNumbers, ...]:
-    """Every traced part, at the size a rank has."""
+    """Return every traced part, at the size that one rank has."""
     batch, tp, cp = candidate.micro_batch_size, candidate.layout.tp, candidate.layout.cp
     numbers = part_numbers(profile, batch, 1.0 / cp, tp)
     if candidate.layout.ep > 1:
@@ -63,7 +63,7 @@ def rank_parts(profile: ModelProfile, candidate: Candidate) -> tuple[PartNumbers
 
 
 def _with_own_experts(part: PartNumbers, candidate: Candidate) -> PartNumbers:
-    """Gradients of as many experts as a rank has; a trace had them on `TRACED_EP` ranks."""
+    """Count gradients of the experts that a rank has; the trace had them on `TRACED_EP` ranks."""
     way = candidate.way
     traced = part.trained_experts * (0.5 if way.weights_cast and way.precision != "fp32" else 1.0)
     fewer = traced * (1 / TRACED_EP - 1 / candidate.layout.ep)
@@ -74,15 +74,15 @@ def _with_own_experts(part: PartNumbers, candidate: Candidate) -> PartNumbers:
 
 
 def _back(part: PartNumbers, own: float) -> PartNumbers:
-    """The outputs' parts lie beside the whole while it is put together, and while it is cut again.
+    """Add the rank's part of the output, which exists next to the full output in gather and split.
 
-    `own`: what the loss of a part would save, which is about as much as a part of the output.
+    `own`: what the loss of a part would save, which is about the size of a part of the output.
     """
     return replace(part, forward=_more(part.forward, own), backward=_more(part.backward, own))
 
 
 def _block(part: PartNumbers, whole: PartNumbers, cp: int, gathered: float) -> PartNumbers:
-    """`gathered`: bytes of keys and values of the whole sequence."""
+    """Add the `gathered` bytes of the full sequence's keys and values, and its attention."""
     forward = _more(part.forward, gathered)
     backward = _more(part.backward, 2 * gathered)
     return replace(
@@ -93,7 +93,7 @@ def _block(part: PartNumbers, whole: PartNumbers, cp: int, gathered: float) -> P
 
 
 def _more(work: WorkNumbers, num_bytes: float) -> WorkNumbers:
-    """With so many bytes on top at the worst moment."""
+    """Return the numbers with `num_bytes` added to the peak."""
     return replace(
         work,
         peak=work.peak + num_bytes,
@@ -101,17 +101,17 @@ def _more(work: WorkNumbers, num_bytes: float) -> WorkNumbers:
     )
 
 
-# What a rank of a stage hands to collectives in one step: bytes by kind and axis.
+# What a rank of a stage passes to collectives in one step: bytes by kind and axis.
 #
-# Bytes are those of the whole, as everywhere: what a gather gives, what a reduce-scatter is given.
-# Small ones that every strategy has beside these (counts, losses, norms) are left out.
+# As everywhere, bytes are those of the full tensor: a gather's output, a reduce-scatter's input.
+# Small messages that every strategy also sends (counts, losses, norms) are not included.
 
 Exchanged = dict[tuple[str, str], float]
-"""By (collective, axes)."""
+"""Bytes by (collective, axes)."""
 
 
 def exchanged_bytes(profile: ModelProfile, candidate: Candidate, stage: int) -> Exchanged:
-    """What the strategy sends, and tp, ep, cp and pp."""
+    """Return what the strategy, tp, ep, cp and pp send."""
     layout = candidate.layout
     numbers = rank_parts(profile, candidate)
     indices = stage_parts(profile, layout.pp)[stage]
@@ -125,7 +125,7 @@ def exchanged_bytes(profile: ModelProfile, candidate: Candidate, stage: int) -> 
     is_root = [index in (0, len(numbers) - 1) for index in indices]
     for each in candidate.cost.exchanges(parts, is_root, candidate.use):
         found[each.kind, " × ".join(each.axes)] += each.times * each.num_bytes
-    if layout.cp > 1:  # keys and values of each block; what gathers the model's output is left out
+    if layout.cp > 1:  # keys and values of each block; without the gather of the model's output
         hidden = profile.hand_over_bytes.one(candidate.micro_batch_size, 1.0, layout.tp)
         both = turns * profile.shape.num_blocks * 2 * hidden
         found["all_gather", "cp"] += both * (2 if candidate.recompute == "none" else 3)

@@ -1,8 +1,8 @@
-"""Seconds per step, by what they go to.
+"""Seconds per step, by purpose.
 
-Compute: operations at the rate that large products reach, what other operations read and write at
-the memory's. Exchanges: a ring's time; what the program lets go on beside computing is hidden as
-far as the device can. Pipelines: the slowest stage, and the bubble. Nothing is fitted to a model.
+Compute: matrix products at the rate of large products, other operations at memory bandwidth.
+Communication: the time of a ring; what the program overlaps with computation is hidden as far as
+the device can. Pipelines: the slowest stage, and the bubble. Nothing is fitted to a model.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from drivetrain.plan.cost.parts import rank_parts, stage_parts
 from drivetrain.plan.profile.model import ModelProfile
 from drivetrain.strategies.cost import Exchange, PartNumbers, WorkNumbers
 
-# What an exchange between ranks takes, by where they stand: inside a node, or across nodes.
+# The time of an exchange between ranks, inside a node or across nodes.
 
 
 @dataclass(frozen=True)
 class Ring:
-    """Ranks that exchange along some axes."""
+    """Ranks that communicate along some axes."""
 
     num_ranks: int
     link: Link
 
     def seconds(self, kind: str, num_bytes: float, calls: float = 1.0) -> float:
-        """For `calls` exchanges of `num_bytes` together (of the whole, not of a rank's part)."""
+        """Return the time of `calls` exchanges of `num_bytes` in total (of full tensors)."""
         n = self.num_ranks
         if n == 1 or num_bytes <= 0:
             return 0.0
@@ -42,10 +42,10 @@ class Ring:
 
 
 def ring_along(layout: Layout, cluster: Cluster, *axes: str) -> Ring:
-    """The ring of the ranks that differ along `axes` only.
+    """Return the ring of the ranks that differ only along `axes`.
 
     Ranks are numbered with tp innermost, so inner axes stay inside a node. A ring that crosses
-    nodes leaves each of them through as many network ports as it has ranks there.
+    nodes uses as many network ports of each node as it has ranks there.
     """
     sizes = _axis_sizes(layout, axes)
     number = math.prod(sizes[axis] for axis in axes)
@@ -63,13 +63,13 @@ _AXES_WITH_EXPERTS = ("pp", "dp_replicate", "expert_shard", "ep", "cp", "tp")
 
 
 def _axis_sizes(layout: Layout, axes: Sequence[str]) -> dict[str, int]:
-    """Outermost first; dp_shard in two where one of its halves is asked for."""
+    """Return sizes, outermost first; dp_shard as two axes if `axes` has one of the two."""
     is_split = "ep" in axes or "expert_shard" in axes
     return {axis: getattr(layout, axis) for axis in (_AXES_WITH_EXPERTS if is_split else AXES)}
 
 
 def neighbours_along(layout: Layout, cluster: Cluster, axis: str) -> Link:
-    """The link between two ranks that follow each other along one axis."""
+    """Return the link between two neighbours along one axis."""
     sizes = dict(zip(AXES, layout.sizes, strict=True))
     stride = math.prod(sizes[a] for a in AXES[AXES.index(axis) + 1 :])
     is_inside = stride * sizes[axis] <= cluster.devices_per_node
@@ -82,7 +82,7 @@ def _slowest(cluster: Cluster, number: int, inside: int) -> Link:
     if inside >= number or cluster.between is None:
         return within
     between = cluster.between
-    # what was measured of single collectives is for rings with one rank on each node
+    # measurements of single collectives are for rings with one rank per node
     by_kind = between.by_kind if inside == 1 else {}
     across = Link(between.bytes_per_s * inside, between.latency_s, by_kind)
     return (
@@ -98,13 +98,13 @@ class StepTime:
 
     compute: float
     recompute: float
-    """The part of backward that does forward again."""
+    """The part of backward that repeats forward."""
     exchange: dict[str, float]
-    """Exposed, by axis."""
+    """Exposed communication, by axis."""
     bubble: float
     optimizer: float
     hidden: float = 0.0
-    """Exchange that computing hides; not part of the total."""
+    """Communication hidden by computation; not part of the total."""
 
     @property
     def total(self) -> float:
@@ -123,18 +123,18 @@ class StepTime:
 
 @dataclass(frozen=True)
 class _Stage:
-    """One stage's micro-batch."""
+    """Seconds of one micro-batch in one stage."""
 
     forward: float
     backward: float
     exchange: dict[str, float]
-    """By axis: within layers, while nothing else goes on."""
+    """By axis: communication within layers, without overlap."""
 
 
 def step_time(
     profile: ModelProfile, plain: ModelProfile, candidate: Candidate, cluster: Cluster
 ) -> StepTime:
-    """Of one step. `plain` is the profile without recomputation."""
+    """Return the time of one step. `plain` is the profile without recomputation."""
     device = _device(cluster)
     layout = candidate.layout
     numbers = rank_parts(profile, candidate)
@@ -172,7 +172,7 @@ def step_time(
 
 def _device(cluster: Cluster) -> Device:
     if cluster.device is None:
-        raise ValueError("a cluster without its device's figures cannot be timed")
+        raise ValueError("the cluster description has no figures for its device")
     return cluster.device
 
 
@@ -216,7 +216,7 @@ def _seconds(
     )
     calls = work.num_operations * device.operation_s
     calls += work.num_products * device.shared_product_s * is_shared
-    # an accelerator works while the host prepares what is next
+    # an accelerator works while the host prepares the next operations
     return max(busy, calls) if device.is_accelerator else busy + calls
 
 
@@ -227,7 +227,10 @@ def _data_exchange(
     candidate: Candidate,
     cluster: Cluster,
 ) -> tuple[dict[str, float], float]:
-    """What the strategy sends: (exposed by axis, hidden). What runs beside the same is one."""
+    """Return the strategy's communication: (exposed by axis, hidden).
+
+    Exchanges on the same axes that overlap the same computation are combined.
+    """
     device = _device(cluster)
     together: dict[tuple[tuple[str, ...], str], list[Exchange]] = {}
     for each in candidate.cost.exchanges(parts, is_root, candidate.use):
@@ -249,9 +252,9 @@ def _data_exchange(
 
 
 def _context_exchange(profile: ModelProfile, candidate: Candidate, cluster: Cluster) -> float:
-    """Keys and values of the whole sequence, and what is added up of their gradients.
+    """Return the time to exchange keys and values of the full sequence and their gradients.
 
-    Gathered in every block: forward, back and, with recomputation, in between.
+    They are gathered in every block: in forward, in backward and, if enabled, in recomputation.
     """
     layout = candidate.layout
     if layout.cp == 1:
@@ -266,7 +269,7 @@ def _context_exchange(profile: ModelProfile, candidate: Candidate, cluster: Clus
 
 
 def _hand_over(profile: ModelProfile, candidate: Candidate, cluster: Cluster) -> float:
-    """Hidden states between stages: a message each way per micro-batch."""
+    """Return the time for hidden states between stages: a message each way per micro-batch."""
     layout, device = candidate.layout, _device(cluster)
     if layout.pp == 1:
         return 0.0
@@ -287,22 +290,22 @@ def _optimizer(
     calls = sum(part.num_weights for part in parts) * profile.optimizer_operations
     if candidate.offload == "cpu" and device.is_accelerator:
         host = cluster.host_link.bytes_per_s if cluster.host_link else 12e9
-        # weights down, gradients up, and the step itself at the host's pace
+        # transfer of weights and gradients, and the step itself at the host's memory bandwidth
         return 2 * trained / host + moved / _HOST_BYTES_PER_S
     if device.is_accelerator:
         return moved / device.memory_bytes_per_s
     return moved / device.memory_bytes_per_s + calls * device.operation_s
 
 
-# of one process beside seven others on a server's memory; assumed
+# assumed for one of eight processes that share a server's memory
 _HOST_BYTES_PER_S = 20e9
 
 
 @lru_cache(maxsize=1)
 def assumptions() -> tuple[str, ...]:
-    """What is assumed and not measured, for reports."""
+    """Return what is assumed and not measured, for reports."""
     return (
-        "attention is counted in full, as torch counts it, also where it is causal",
+        "attention is counted in full, as torch counts it, even where it is causal",
         "an exchange is a ring; links are not shared with other jobs",
         "loading data is faster than the step",
     )

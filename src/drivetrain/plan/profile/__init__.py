@@ -1,1 +1,1 @@
-"""What a training step of a model takes, found on fake tensors."""
+"""Profile a model's training step on fake tensors."""

@@ -1,4 +1,4 @@
-"""Where torch and libraries do not get along with fake tensors, or with thousands of ranks."""
+"""Patches for torch and libraries that do not work with fake tensors or thousands of ranks."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-# Libraries that behave differently on fake tensors than in a run, kept from doing so.
+# Patches that make libraries behave on fake tensors as they do in a run.
 
 
 @contextmanager
 def fake_tensor_patches() -> Iterator[None]:
-    """While this lasts, a step on fake tensors does what a step of a run does."""
+    """Inside, a step on fake tensors does the same as a step of a run."""
     with _samples_are_not_packed(), torchs_own():
         yield
 
 
 @contextmanager
 def torchs_own() -> Iterator[None]:
-    """Those that are about torch alone."""
+    """Apply only the patches of torch."""
     with _shapes_worked_out_aside(), _grouped_products():
         yield
 
 
 @contextmanager
 def _samples_are_not_packed() -> Iterator[None]:
-    """Hugging Face's models take samples for what they are.
+    """Make Hugging Face models treat each sample as one sequence.
 
-    They look at the positions' values to see whether several sequences share a sample. Where there
-    are no values they assume it, make a mask of length × length, and keep more for backward.
+    They read the values of position ids to detect several sequences packed in one sample. Without
+    values they assume packing, create a mask of length × length, and keep more for backward.
     """
     masking: Any = sys.modules.get("transformers.masking_utils")
     look = getattr(masking, "find_packed_sequence_indices", None)
@@ -49,9 +49,10 @@ def _samples_are_not_packed() -> Iterator[None]:
 
 @contextmanager
 def _shapes_worked_out_aside() -> Iterator[None]:
-    """DTensor tries each operation on fake tensors of the whole's shape, to know what it gives.
+    """Exclude from traces what DTensor runs only to find output shapes.
 
-    In a run these take no memory and no time to speak of; in a trace they would be counted.
+    It runs each operation on fake tensors of the full shape. In a run these take no memory and
+    almost no time; in a trace they would be counted.
     """
     module: Any = sys.modules.get("torch.distributed.tensor._sharding_prop")
     kind = getattr(module, "ShardingPropagator", None)
@@ -73,7 +74,7 @@ def _shapes_worked_out_aside() -> Iterator[None]:
 
 @contextmanager
 def _grouped_products() -> Iterator[None]:
-    """Products of experts in any precision: torch works out the shape of bfloat16's alone."""
+    """Support grouped products in any precision: torch infers shapes for bfloat16 only."""
     from torch._subclasses.fake_impls import op_implementations_dict as known
 
     operator = torch.ops.aten._grouped_mm.default  # noqa: SLF001 - its only name
@@ -94,23 +95,20 @@ def _grouped(
     bias: Any = None,  # noqa: ARG001 - torch's own name
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """A tensor like the one that a grouped product gives."""
+    """Return a tensor like the result of a grouped product."""
     if left.dim() == 2 and right.dim() == 3:
         shape = [left.shape[0], right.shape[2]]
     elif left.dim() == 3:
         shape = [left.shape[0], left.shape[1], right.shape[-1]]
-    else:  # a gradient: columns of the left and rows of the right, by group
+    else:  # a gradient: columns of the left and rows of the right operand, by group
         groups = 1 if offs is None else offs.shape[0]
         shape = [groups, left.shape[0], right.shape[1]]
     return left.new_empty(shape, dtype=out_dtype or left.dtype)
 
 
-# Where torch's own code does not get along with fake tensors, or with thousands of ranks.
-
-
 @contextmanager
 def moving_modules() -> Iterator[None]:
-    """`module.to(…)` makes new parameters: torch would swap contents, which fakes do not allow."""
+    """Make `module.to(…)` create new parameters: fake tensors do not allow swapping contents."""
     original = nn.Module._apply  # noqa: SLF001
 
     def apply(module: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:

@@ -1,7 +1,7 @@
-"""ModelProfile: what a training step of a model takes, part by part, at any size.
+"""ModelProfile: what a model's training step needs, part by part, at any size.
 
-Values only; `profiling.py` makes them. A profile is for one way of computing (`Way`): precision,
-recomputation, and whether layers are shared by tensor-parallel ranks.
+This module has only data types; `profiling.py` creates them. A profile is for one way of computing
+(`Way`): precision, recomputation, and whether layers are sharded over tensor-parallel ranks.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from drivetrain.parallel.blocks import repeated_blocks
 from drivetrain.parallel.pipeline.anatomy import anatomy_of
 from drivetrain.strategies.cost import PartNumbers, WorkNumbers
 
-# A model's shape: parts, kinds of blocks, and a shorter model that has one block of each kind.
+# A model's shape: parts, kinds of blocks, and a shorter model with one block of each kind.
 #
-# Blocks of one kind cost the same, so a deep model is traced with few of them: its first, one from
-# its middle, its last.
+# Blocks of one kind cost the same, so a deep model is traced with few of them: the first, one of
+# each kind from the middle, and the last.
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How a model is put together."""
+    """The structure of a model."""
 
     kept: tuple[int, ...]
-    """Which blocks a shorter model has."""
+    """Indices of the blocks that the shortened model keeps."""
     stands_for: tuple[int, ...]
-    """Per block of the model: its position among `kept`."""
+    """Per block of the full model: the position in `kept` of the block that represents it."""
     front: tuple[str, ...]
     back: tuple[str, ...]
-    """Modules that come before and after the blocks."""
+    """Modules before and after the blocks."""
     can_be_staged: bool
-    """Whether a pipeline could cut it."""
+    """Whether a pipeline can split it into stages."""
 
     @property
     def num_blocks(self) -> int:
-        """Of the whole model."""
+        """Number of blocks of the full model."""
         return len(self.stands_for)
 
     def positions(self) -> list[int]:
-        """Per part of the whole model (front, blocks, back): the traced part that stands for it."""
+        """Return, per part of the full model, the index of the traced part that represents it."""
         return [0, *(1 + kept for kept in self.stands_for), 1 + len(self.kept)]
 
 
 def shape_of(model: nn.Module) -> Shape:
-    """Look at a model, on whatever device."""
+    """Return the shape of a model on any device."""
     blocks = repeated_blocks(model)
     kinds = [_kind(block) for block in blocks]
     last = len(blocks) - 1
@@ -69,7 +69,7 @@ def shape_of(model: nn.Module) -> Shape:
 
 
 def shorten(model: nn.Module, shape: Shape) -> None:
-    """Leave out, in place, the blocks that others stand for."""
+    """Remove, in place, the blocks that are represented by others."""
     blocks = repeated_blocks(model)
     kept = {id(blocks[index]) for index in shape.kept}
     gone = {id(block) for block in blocks} - kept
@@ -94,26 +94,27 @@ def _ends(model: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
 
 
 def _is_tied(model: nn.Module) -> bool:
-    """Whether two modules have one weight: a pipeline could not put them on two ranks."""
+    """Whether two modules share a weight: a pipeline could not put them on two ranks."""
     num_named = sum(1 for _ in model.named_parameters(remove_duplicate=False))
     return num_named != sum(1 for _ in model.parameters())
 
 
 # Growth: a quantity as a function of micro-batch, sequence length and tensor-parallel ranks.
 #
-# Every tensor of a forward or backward pass is a product of a batch size, a length (once, or twice
-# in attention that writes its scores down), and sizes of the model; a layer that `tp` ranks share
-# has 1/tp of it. So a number of bytes, or of operations, is exactly
+# The size of every tensor in forward or backward is a product of the batch size, the length (once,
+# or twice in attention that stores its scores), and sizes of the model; a layer that is sharded
+# over `tp` ranks has 1/tp of it. So a number of bytes or operations is exactly
 #
 #     c0 + c1·s + b·(x·s + y·s²),    each coefficient  u + v/tp
 #
-# and a few traces at small sizes give it at any. `s` counts in lengths of the profile.
+# and a few traces at small sizes determine it for any size. `s` is a multiple of the profile's
+# length.
 
 Array = npt.NDArray[np.float64]
 
 
 class Size(NamedTuple):
-    """Where a trace was taken."""
+    """The size at which a trace was taken."""
 
     batch: int
     length: float = 1.0
@@ -122,7 +123,7 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True)
 class Growth:
-    """Coefficients (… × 4 × 2), for one number or for a whole series of them."""
+    """Coefficients (… × 4 × 2), for one number or for a series of numbers."""
 
     coefficients: Array
 
@@ -132,15 +133,15 @@ class Growth:
         return np.asarray(np.einsum("...ij,i,j->...", self.coefficients, basis, shares))
 
     def one(self, batch: float, length: float = 1.0, tp: int = 1) -> float:
-        """The value there, of a single number."""
+        """Return the value at a size, for a single number."""
         return float(self.at(batch, length, tp))
 
 
 def fit(samples: Mapping[Size, Array]) -> Growth:
-    """Through two batches, at one length or two, with one or two numbers of tp ranks.
+    """Fit through two batch sizes, at one or two lengths and one or two numbers of tp ranks.
 
-    With one length a quantity is taken to grow in proportion to it; with one number of ranks, not
-    to depend on it.
+    With one length, a quantity is assumed to grow in proportion to it; with one number of ranks,
+    not to depend on it.
     """
     by_tp: dict[int, Array] = {}
     for tp in {size.tp for size in samples}:
@@ -185,45 +186,45 @@ class Way:
 
     precision: PrecisionName = "fp32"
     weights_cast: bool = False
-    """Weights come in the compute precision already, as fsdp hands them out."""
+    """Weights are provided in the compute precision already, as fsdp does."""
     recompute: Recompute = "none"
     is_shared: bool = False
-    """Layers are shared by tp ranks."""
+    """Layers are sharded over tp ranks."""
     sequence_parallel: bool = False
     spreads_experts: bool = False
-    """Tokens travel to experts on other ranks."""
+    """Tokens are sent to experts on other ranks."""
 
 
 @dataclass(frozen=True)
 class PartSizes:
-    """Bytes of one part that do not depend on the batch; one number per tp through `Growth`."""
+    """Sizes of one part that do not depend on the batch, as functions of tp (`Growth`)."""
 
     parameters: Growth
     trained: Growth
-    """Of the parameters, those with gradients."""
+    """Bytes of the parameters that have gradients."""
     optimizer: Growth
     buffers: Growth
     num_parameters: Growth
     num_weights: Growth
-    """How many tensors they are in."""
+    """Number of parameter tensors."""
     experts: Growth
-    """Of the parameters, those that ep would spread."""
+    """Bytes of the parameters that ep would shard."""
     trained_experts: Growth
 
 
 @dataclass(frozen=True)
 class PartWork:
-    """What one direction through a part does."""
+    """Memory and work of one direction through a part."""
 
     live: Growth
-    """Bytes alive after each operation, from the beginning of the part's forward; a series."""
+    """Bytes alive after each operation, relative to the start of the part's forward; a series."""
     gradients: Growth
     """Bytes of weights' gradients that the part has added at each of these points."""
     flops: Growth
     attention_flops: Growth
     moved_bytes: Growth
     curved_bytes: Growth
-    """Of `moved_bytes`; see `trace.Span`."""
+    """The part of `moved_bytes` by slow functions; see `trace.Span`."""
     num_operations: float
     num_products: float
     exchanged_bytes: dict[tuple[str, str], Growth]
@@ -238,24 +239,24 @@ class PartProfile:
     name: str
     sizes: PartSizes
     saved: Growth
-    """Bytes that stay from forward for backward."""
+    """Bytes that forward saves for backward."""
     forward: PartWork
     backward: PartWork
 
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """A step of the whole model, computed one way."""
+    """A step of the full model, computed in one way."""
 
     way: Way
     shape: Shape
     parts: tuple[PartProfile, ...]
-    """As traced; `shape.positions()` says which stands where."""
+    """The traced parts; `shape.positions()` maps the full model's parts to them."""
     hand_over_bytes: Growth
-    """The hidden state between blocks."""
+    """Bytes of the hidden state between blocks."""
     batch_bytes: Growth
     optimizer_extra: Growth
-    """Bytes the optimizer's step has on top at its worst moment, going weight by weight."""
+    """Peak temporary bytes of the optimizer's step, going weight by weight."""
     optimizer_moved: float
     """Bytes it reads and writes, per byte of trained weights."""
     optimizer_operations: float
@@ -263,17 +264,17 @@ class ModelProfile:
 
     @property
     def num_parameters(self) -> int:
-        """Of the whole model."""
+        """Number of parameters of the full model."""
         counts = [part.sizes.num_parameters.one(1) for part in self.parts]
         return round(sum(counts[position] for position in self.shape.positions()))
 
     def total(self, what: str, tp: int = 1) -> float:
-        """Bytes of `parameters`, `trained`, `optimizer` or `buffers` over all parts."""
+        """Return the bytes of `parameters`, `trained`, `optimizer` or `buffers` over all parts."""
         each = [getattr(part.sizes, what).one(1, 1.0, tp) for part in self.parts]
         return float(sum(each[position] for position in self.shape.positions()))
 
     def flops(self, batch: float, length: float = 1.0, tp: int = 1) -> float:
-        """Of one micro-batch, forward and backward, recomputation included."""
+        """Return the operations of one micro-batch, forward and backward, with recomputation."""
         each = [
             sum(
                 work.flops.one(batch, length, tp) + work.attention_flops.one(batch, length, tp)
@@ -284,18 +285,18 @@ class ModelProfile:
         return float(sum(each[position] for position in self.shape.positions()))
 
     def saved_bytes(self, batch: float, length: float = 1.0, tp: int = 1) -> float:
-        """All that waits for backward when forward is through."""
+        """Return the bytes saved for backward at the end of forward."""
         each = [part.saved.one(batch, length, tp) for part in self.parts]
         return float(sum(each[position] for position in self.shape.positions()))
 
 
 def worst(series: Growth, batch: float, length: float, tp: int) -> float:
-    """The largest of a series of values."""
+    """Return the largest value of a series at one size."""
     values = series.at(batch, length, tp)
     return float(np.max(values)) if values.size else 0.0
 
 
-# A profile at one size: each traced part as a few numbers, from which any rank is added up.
+# A profile at one size: a few numbers per traced part, from which any rank's are summed.
 
 
 @lru_cache(maxsize=4096)
@@ -306,12 +307,12 @@ def _numbers(key: _Key) -> tuple[PartNumbers, ...]:
 def part_numbers(
     profile: ModelProfile, batch: float, length: float = 1.0, tp: int = 1
 ) -> tuple[PartNumbers, ...]:
-    """Every traced part at one size."""
+    """Return every traced part at one size."""
     return _numbers(_Key(profile, batch, length, tp))
 
 
 class _Key:
-    """Hashes by the profile's identity: its arrays have none."""
+    """Cache key that uses the profile's identity, because its arrays are not hashable."""
 
     def __init__(self, profile: ModelProfile, batch: float, length: float, tp: int) -> None:
         self.profile, self.batch, self.length, self.tp = profile, batch, length, tp

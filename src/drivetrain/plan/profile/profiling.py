@@ -1,8 +1,8 @@
-"""From a subject to its profile: a few traces on fake tensors, and what grows how.
+"""Profile a subject: a few traces on fake tensors, and how each quantity grows with size.
 
-The model is made on the meta device and shortened to one block of each kind; what is done to it
-(sharing layers, recomputing) is done by the very code that a run uses. A 70-billion-parameter
-model takes seconds and megabytes.
+The model is created on the meta device and shortened to one block of each kind. Tensor parallelism,
+recomputation and the like are applied by the same code as in a run. A 70-billion-parameter model
+takes seconds and megabytes.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from drivetrain.plan.profile.samples import Sample, profile_from
 from drivetrain.plan.profile.subject import Subject
 from drivetrain.plan.profile.trace import TracedBytes, following_parts
 
-# two batches give the slope; two are the least that no layer treats as a special case
+# two batch sizes give the slope; 2 is the smallest that no layer treats as a special case
 _BATCHES = (2, 4)
 _SHARED_BY = (2, 4)
 TRACED_EP = 2
-"""Ranks that experts are spread over in a trace: how many hardly matters to a rank's tokens."""
+"""Ranks that share the experts in a trace; the number hardly affects a rank's tokens."""
 
 
 class Profiler:
-    """Profiles of one subject, each traced when it is first asked for."""
+    """Profiles of one subject, each traced at first use."""
 
     def __init__(self, subject: Subject, *, lengths: Sequence[float] = (1.0,)) -> None:
         self.subject = subject
@@ -57,10 +57,10 @@ class Profiler:
         self._template = model
         self._profiles: dict[Way, ModelProfile] = {}
         self.seconds = 0.0
-        """Spent on traces so far."""
+        """Seconds spent on traces so far."""
 
     def profile(self, way: Way) -> ModelProfile:
-        """The profile for one way of computing."""
+        """Return the profile for one way of computing."""
         if way not in self._profiles:
             began = time.perf_counter()
             ranks = self._ranks(way)
@@ -81,12 +81,12 @@ class Profiler:
         return self._profiles[way]
 
     def _ranks(self, way: Way) -> tuple[int, ...]:
-        """Numbers of tp ranks to trace at."""
+        """Return the numbers of tp ranks to trace with."""
         if not way.is_shared:
             return (1,)
         able = tuple(size for size in _SHARED_BY if size in self.tp_sizes)
         if not able:
-            rule = f"{self.subject.name} cannot be shared by 2 ranks"
+            rule = f"{self.subject.name} cannot be sharded over 2 ranks"
             raise ConfigError([Problem("parallel.tp", rule, "use 1", has_value=False)])
         return able
 
@@ -104,7 +104,7 @@ class Profiler:
             return trace_step(self.subject, model, inputs, way, self.shape)
 
     def _share(self, model: nn.Module, tp: int, way: Way) -> None:
-        """Layers over `tp` ranks, and experts over some that stand beside them."""
+        """Shard layers over `tp` ranks, and experts over the other axis of the mesh."""
         from torch.distributed.device_mesh import DeviceMesh
 
         ranks = torch.arange(tp * _ep(way)).view(_ep(way), tp)
@@ -123,7 +123,7 @@ def _ep(way: Way) -> int:
 
 
 def _with_whole_weights(traced: ModelProfile, whole: ModelProfile) -> ModelProfile:
-    """Weights as they are on one rank: what ep leaves of them, strategies say by its size."""
+    """Replace weights by their full sizes: strategies compute what ep leaves of them."""
     parts = tuple(
         replace(part, sizes=other.sizes)
         for part, other in zip(traced.parts, whole.parts, strict=True)
@@ -143,7 +143,7 @@ def trace_step(subject: Subject, model: nn.Module, inputs: Any, way: Way, shape:
     with _same_every_time(), following_parts(model, blocks, seen), seen:
         with autocast:
             loss = subject.loss(model, inputs)
-        loss = loss[0] if isinstance(loss, tuple) else loss  # of a loss with its parts
+        loss = loss[0] if isinstance(loss, tuple) else loss  # a loss with its parts
         total = loss if isinstance(loss, torch.Tensor) else loss.sum
         del loss
         if not blocks:
@@ -151,16 +151,16 @@ def trace_step(subject: Subject, model: nn.Module, inputs: Any, way: Way, shape:
         seen.begin(trace.backward[-1])
         total.backward()
         del total
-        seen.begin(trace.optimizer)  # some make their state at once
+        seen.begin(trace.optimizer)  # some optimizers create their state in the constructor
         optimizer = subject.optimizer(model)
         optimizer.step()
         first = len(trace.optimizer.live)
-        optimizer.step()  # the first has made its state; what the second needs on top is the cost
+        optimizer.step()  # the first step has created the state; only the second is counted
         del trace.optimizer.live[: first - 1]
-    trace.optimizer.moved_bytes /= 2  # of one step
+    trace.optimizer.moved_bytes /= 2  # for one step
     trace.optimizer.num_operations //= 2
     state = {id(p): _state_bytes(optimizer, p) for p in trained}
-    scale = 2.0 if way.weights_cast and dtype is not None else 1.0  # at rest they are fp32
+    scale = 2.0 if way.weights_cast and dtype is not None else 1.0  # at rest, weights are fp32
     return Sample.of(trace, model, blocks, shape, state, sum(map(_bytes, leaves)), scale)
 
 
@@ -174,7 +174,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def _make_fake(model: nn.Module, dtype: torch.dtype | None) -> None:
-    """Give every weight and buffer a fake tensor on the CPU, in place; what is tied stays tied."""
+    """Replace every weight and buffer in place by a fake CPU tensor; tied weights stay tied."""
     made: dict[int, Any] = {}
 
     def fake(tensor: torch.Tensor) -> Any:
@@ -197,7 +197,7 @@ def _make_fake(model: nn.Module, dtype: torch.dtype | None) -> None:
 
 
 def _tp_sizes(model: nn.Module) -> tuple[int, ...]:
-    """Numbers of ranks that could share each layer."""
+    """Return the numbers of ranks that layers can be sharded over."""
     from drivetrain.parallel.tensor import plan_for
 
     sizes = [1]
@@ -211,7 +211,7 @@ def _tp_sizes(model: nn.Module) -> tuple[int, ...]:
 
 
 def _ep_sizes(model: nn.Module) -> tuple[int, ...]:
-    """Numbers of ranks that every layer's experts could be spread over: (1,) without any."""
+    """Return the numbers of ranks that can share every layer's experts; (1,) without experts."""
     experts = find_experts(model)
     most = max((each.count for each in experts), default=1)
     sizes = (2**power for power in range(1, most.bit_length()))
@@ -220,13 +220,13 @@ def _ep_sizes(model: nn.Module) -> tuple[int, ...]:
 
 @contextmanager
 def _fake_ranks(number: int) -> Iterator[None]:
-    """A world of `number` ranks of which this process is one and the others do not exist."""
+    """Simulate a world of `number` ranks, of which only this process exists."""
     if number == 1:
         yield
         return
     if dist.is_initialized():
-        rule = "this process has joined a run; a plan is made before one"
-        raise EnvironmentProblem([Problem("plan", rule, "plan first", has_value=False)])
+        rule = "this process has already joined a run"
+        raise EnvironmentProblem([Problem("plan", rule, "plan before that", has_value=False)])
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     _forget_meshes()
@@ -239,7 +239,7 @@ def _fake_ranks(number: int) -> Iterator[None]:
 
 
 def _forget_meshes() -> None:
-    """What torch remembers of operations names groups that are gone when the next world comes."""
+    """Clear torch's cache of sharding decisions, which refers to groups of the previous world."""
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
     _clear_sharding_prop_cache()
@@ -247,7 +247,7 @@ def _forget_meshes() -> None:
 
 @contextmanager
 def _quick_collections() -> Iterator[None]:
-    """What was there before cannot hang on a trace: the collector need not go through all of it."""
+    """Exclude existing objects from garbage collection, because none of them refers to a trace."""
     gc.collect()
     gc.freeze()
     try:
@@ -258,7 +258,7 @@ def _quick_collections() -> Iterator[None]:
 
 @contextmanager
 def _same_every_time() -> Iterator[None]:
-    """Without the garbage collector, which would free what hangs in cycles at any moment."""
+    """Disable the garbage collector, which would free reference cycles at varying moments."""
     gc.collect()
     was_on = gc.isenabled()
     gc.disable()
@@ -271,7 +271,7 @@ def _same_every_time() -> Iterator[None]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Advice about real runs is out of place here."""
+    """Suppress warnings, which are about real runs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

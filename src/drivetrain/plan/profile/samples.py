@@ -1,4 +1,4 @@
-"""From traces at a few sizes to a profile at any size."""
+"""Fit traces at a few sizes to a profile for any size."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SIZES = (
 
 @dataclass(frozen=True)
 class Direction:
-    """One direction through one part, as plain numbers."""
+    """One direction through one part, as numbers at one size."""
 
     live: Array
     gradients: Array
@@ -46,7 +46,7 @@ class Direction:
 
     @classmethod
     def of(cls, span: Span, base: int) -> Direction:
-        """`base`: what was alive when the part's forward began."""
+        """Create from a span; `base` is the number of bytes alive at the start of its forward."""
         gradients = np.array(span.gradients, dtype=np.float64)
         return cls(
             np.array(span.live, dtype=np.float64) - base,
@@ -95,7 +95,7 @@ class Sample:
         batch_bytes: int,
         scale: float = 1.0,
     ) -> Sample:
-        """What a trace and the traced model say; weights at rest are `scale` times as large."""
+        """Create from a trace and its model; weights at rest are `scale` times as large."""
         groups = _weights_by_part(model, blocks, shape)
         experts = {id(p) for each in find_experts(model) for p in each.module.parameters()}
         begins = [span.begins_at for span in trace.forward]
@@ -195,7 +195,7 @@ def _work(samples: Mapping[Size, Direction]) -> PartWork:
 
 
 def _series(samples: Mapping[Size, Array]) -> Growth:
-    """Point by point where the same operations were seen at every size, else the worst of them."""
+    """Fit point by point if all sizes have the same number of points, else fit the maxima."""
     if len({series.size for series in samples.values()}) == 1:
         return fit(samples)
     return fit({s: np.array([series.max()]) for s, series in samples.items()})
@@ -204,7 +204,7 @@ def _series(samples: Mapping[Size, Array]) -> Growth:
 def _weights_by_part(
     model: nn.Module, blocks: Sequence[nn.Module], shape: Shape
 ) -> list[tuple[list[nn.Parameter], list[torch.Tensor]]]:
-    """Front, blocks, back; each weight once."""
+    """Return the weights and buffers of front, blocks and back; each weight once."""
     seen: set[int] = set()
 
     def new(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -219,7 +219,7 @@ def _weights_by_part(
     middle = [both([block]) for block in blocks]
     front = both([model.get_submodule(name) for name in shape.front])
     back = both([model.get_submodule(name) for name in shape.back])
-    rest = both([model])  # what has no place before or after the blocks
+    rest = both([model])  # what is neither before nor after the blocks
     return [(front[0] + rest[0], front[1] + rest[1]), *middle, back]
 
 

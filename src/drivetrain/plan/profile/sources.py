@@ -1,4 +1,4 @@
-"""Where a subject comes from: a script, a public architecture, a config.json, an import path."""
+"""Create a subject from a script, a public architecture, a config.json or an import path."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from drivetrain.core.intercept import Intercepted, OwnLoopMet, intercepting
 from drivetrain.core.requirements import require
 from drivetrain.plan.profile.subject import Subject, causal_lm_loss, token_batch
 
-# ResNet-50, for plans by name: the architecture alone, no weights.
+# ResNet-50, for plans by name: only the architecture, no weights.
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions and a way around them."""
+    """Three convolutions with a residual connection."""
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
@@ -78,14 +78,14 @@ class ResNet50(nn.Module):
 
 @dataclass(frozen=True)
 class Found:
-    """A subject, and the run's config when a script has one."""
+    """A subject, and the run's config if it comes from a script."""
 
     subject: Subject
     resolved: ResolvedConfig | None = None
 
 
 def find_subject(said: str, argv: Sequence[str] = (), sequence_length: int | None = None) -> Found:
-    """`script.py`, a name (llama-3-70b), `config.json`, or `module:function`."""
+    """Return the subject of a `script.py`, a name (llama-3-70b), a .json or `module:function`."""
     if said.endswith(".py"):
         return from_script(said, argv)
     if said.endswith(".json"):
@@ -96,19 +96,19 @@ def find_subject(said: str, argv: Sequence[str] = (), sequence_length: int | Non
         return Found(from_architecture(said, sequence_length))
     near = difflib.get_close_matches(said, architectures(), n=1)
     remedy = f"did you mean {near[0]}?" if near else "give a script, config.json or module:function"
-    raise ConfigError([Problem("MODEL", "no such model is known", remedy, said)])
+    raise ConfigError([Problem("MODEL", "unknown model", remedy, said)])
 
 
 @cache
 def architectures() -> dict[str, dict[str, Any]]:
-    """Public ones, by name."""
+    """Return the public architectures by name."""
     text = Path(__file__).with_name("architectures.yaml").read_text(encoding="utf-8")
     known: dict[str, dict[str, Any]] = yaml.safe_load(text)
     return known
 
 
 def from_architecture(name: str, sequence_length: int | None = None) -> Subject:
-    """A public model, made from its numbers."""
+    """Return the subject of a public model, created from its hyperparameters."""
     numbers = {k: v for k, v in architectures()[name].items() if k != "source"}
     kind = numbers.pop("kind")
     if kind == "resnet":
@@ -169,18 +169,18 @@ def _from_import(said: str) -> Subject:
     try:
         made = getattr(importlib.import_module(module), name)()
     except (ImportError, AttributeError) as error:
-        problem = Problem("MODEL", f"cannot be had ({error})", "write module:function", said)
+        problem = Problem("MODEL", f"cannot be imported ({error})", "give module:function", said)
         raise ConfigError([problem]) from error
     finally:
         sys.path.pop(0)
     if not isinstance(made, Subject):
-        rule = f"gives a {type(made).__name__}, not a drivetrain.plan.profile.subject.Subject"
+        rule = f"returns a {type(made).__name__}, not a drivetrain.plan.profile.subject.Subject"
         raise ConfigError([Problem("MODEL", rule, "return a Subject", said)])
     return made
 
 
 def from_script(path: str, argv: Sequence[str] = ()) -> Found:
-    """Run the script up to `Trainer.fit`, and take what it was about to train."""
+    """Run the script up to `Trainer.fit`, and return what it was about to train."""
     if not Path(path).is_file():
         raise ConfigError([Problem("SCRIPT", "no such file", "give the path of a script", path)])
     before, where = sys.argv, str(Path(path).resolve().parent)
@@ -192,7 +192,7 @@ def from_script(path: str, argv: Sequence[str] = ()) -> Found:
     except Intercepted as caught:
         return Found(_subject_of(Path(path).stem, caught), caught.resolved)
     except OwnLoopMet:
-        rule = "trains in a loop of its own (prepare), which cannot be planned"
+        rule = "trains in its own loop (prepare), which cannot be planned"
         remedy = "use Trainer.fit, or plan a module:function that returns a Subject"
         raise ConfigError([Problem("SCRIPT", rule, remedy, path)]) from None
     finally:
@@ -225,7 +225,7 @@ def _subject_of(name: str, caught: Intercepted) -> Subject:
 
 
 def _sequence_length(batch: Any) -> int | None:
-    """Whole numbers in two dimensions are tokens."""
+    """Return the length of the first two-dimensional tensor of integers, which are tokens."""
     from torch.utils._pytree import tree_leaves
 
     for leaf in tree_leaves(batch):

@@ -1,9 +1,9 @@
-"""Trace: one training step on fake tensors, and what was alive after each operation.
+"""Trace: run one training step on fake tensors and record the bytes alive after each operation.
 
-Nothing is computed and nothing allocated: fake tensors know their shapes only. What is counted is
-storage, once, however many views there are of it; weights, buffers and optimizer state were there
-before and are not part of it. The step is told apart into parts (what comes before the repeated
-blocks, each block, what follows), forward and backward.
+Nothing is computed or allocated: fake tensors have only shapes. Each storage is counted once,
+however many views it has; weights, buffers and optimizer state exist before and are not counted.
+The step is divided into parts (before the repeated blocks, each block, after them), for forward
+and backward.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from torch.utils.flop_counter import (
     sdpa_flop_count,
 )
 
-# Floating-point operations of one operation, by torch's own formulas and two of ours.
+# Floating-point operations of one operation, by torch's own formulas and two additional ones.
 
 _CPU_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 _GROUPED_PRODUCT = "aten::_grouped_mm"
 
 
 def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
-    """Two per multiplication and addition; 0 for whatever is no product."""
+    """Return the FLOPs: two per multiply-add, and 0 for everything that is not a product."""
     name = func._schema.name  # noqa: SLF001 - its only public spelling
     if name == _CPU_ATTENTION:  # torch counts the CUDA kernels only
         return float(sdpa_flop_count(args[0].shape, args[1].shape, args[2].shape))
@@ -49,7 +49,10 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
 
 
 def _grouped_flops(left: torch.Size, right: torch.Size) -> float:
-    """Of experts: groups along a dimension that only one of the two has multiply a part each."""
+    """Return the FLOPs of a grouped product, as used for experts.
+
+    If only one operand has the group dimension, each group multiplies a part of the other.
+    """
     groups = left[0] if len(left) == len(right) == 3 else 1
     return 2.0 * groups * left[-2] * left[-1] * right[-1]
 
@@ -62,24 +65,25 @@ class Span:
     """Operations of one part in one direction, in order."""
 
     live: list[int] = field(default_factory=list)
-    """Bytes alive after each operation, gradients of weights left out, counted from the step's
-    beginning."""
+    """Bytes alive after each operation without gradients of weights, relative to the step's start.
+    """
     gradients: list[int] = field(default_factory=list)
     """Bytes of weights' gradients after each operation."""
     begins_at: int = 0
-    """`live` when the part began."""
+    """`live` when the part started."""
     flops: float = 0.0
-    """Of products."""
+    """FLOPs of products."""
     attention_flops: float = 0.0
-    """Of fused attention, whose products are small."""
+    """FLOPs of fused attention, whose products are small."""
     moved_bytes: float = 0.0
-    """Read and written by operations that are not products: what memory bandwidth limits."""
+    """Bytes read and written by other operations, which are limited by memory bandwidth."""
     curved_bytes: float = 0.0
-    """Of these, by exponentials, roots and means: a processor reads faster than it does these."""
+    """The part of `moved_bytes` by exponentials, roots and means, which a processor computes more
+    slowly than it reads memory."""
     num_operations: int = 0
     num_products: int = 0
     exchanged: dict[tuple[str, str], list[float]] = field(default_factory=dict)
-    """Bytes handed to each collective, by (axis, kind), call by call."""
+    """Bytes passed to each collective, by (axis, kind), call by call."""
 
 
 @dataclass
@@ -90,13 +94,13 @@ class StepTrace:
     backward: list[Span]
     optimizer: Span = field(default_factory=Span)
     optimizer_bytes: dict[int, int] = field(default_factory=dict)
-    """State per weight, by its position."""
+    """Bytes of state per weight, by its position."""
     hand_over_bytes: int = 0
-    """The hidden state between two blocks."""
+    """Bytes of the hidden state between two blocks."""
 
 
 class TracedBytes(TorchDispatchMode):
-    """Sees every operation, and every storage come and go."""
+    """Record every operation, and the creation and release of every storage."""
 
     def __init__(self, known: Sequence[torch.Tensor], num_parts: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -110,14 +114,14 @@ class TracedBytes(TorchDispatchMode):
         self._ignored = {_key(local) for tensor in known for local in _plain_parts(tensor)}
 
     def begin(self, span: Span) -> None:
-        """What follows belongs to `span`."""
+        """Attribute the following operations to `span`."""
         if not span.live:
             span.begins_at = self._live
         self._span = span
         self._note()
 
     def mark_gradient(self, parameter: torch.Tensor) -> None:
-        """A weight's gradient is complete: from here on it is counted as such."""
+        """Count a weight's gradient, which is now complete, as a gradient."""
         if parameter.grad is None:
             return
         for local in _plain_parts(parameter.grad):
@@ -132,10 +136,10 @@ class TracedBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Let it happen, then count."""
+        """Run the operation, then count it."""
         if any(kind not in _PLAIN for kind in types):
-            return NotImplemented  # a tensor in parts: what it does with them is seen next
-        # what a collective has given is what is there after waiting; fake ones would be two
+            return NotImplemented  # a subclass such as DTensor: its inner operations are seen next
+        # waiting returns the collective's own result; on fake tensors it would be a second one
         is_waiting = func._schema.name == _WAITED  # noqa: SLF001 - its only public spelling
         out = args[0] if is_waiting else func(*args, **(kwargs or {}))
         results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
@@ -160,9 +164,10 @@ class TracedBytes(TorchDispatchMode):
         return out
 
     def _note(self, in_hand: int = 0) -> None:
-        """Where something has changed: the number of views differs with the number of tp ranks.
+        """Record the bytes alive if they changed.
 
-        `in_hand` is what the operation itself had on top, and has given back.
+        Unchanged points are omitted because the number of views depends on the number of tp ranks.
+        `in_hand` is temporary memory that the operation has already released.
         """
         span, live = self._span, self._live + in_hand
         if span.live and (span.live[-1], span.gradients[-1]) == (live, self._gradients):
@@ -176,13 +181,13 @@ class TracedBytes(TorchDispatchMode):
             return
         size = _bytes(args[0])
         if found == _GATHER:
-            size *= int(args[1])  # of the whole
+            size *= int(args[1])  # the full tensor
         elif found == _TOKENS_TRAVEL:
-            size = max(size, _bytes(args[1]))  # more may come in than goes out
+            size = max(size, _bytes(args[1]))  # a rank may receive more than it sends
         self._span.exchanged.setdefault(found, []).append(float(size))
 
     def _see(self, tensor: torch.Tensor) -> bool:
-        """Whether this storage is new."""
+        """Count this tensor's storage if it is new; return whether it is."""
         storage = tensor.untyped_storage()
         key = storage._cdata  # noqa: SLF001 - the storage's identity
         if key in self._ignored or key in self._sizes:
@@ -203,7 +208,7 @@ class TracedBytes(TorchDispatchMode):
 
 _GATHER = ("tp", "all_gather")
 _TOKENS_TRAVEL = ("ep", "all_to_all")
-"""To their experts and back (`parallel/expert/dispatch.py`)."""
+"""Tokens to their experts and back (`parallel/expert/dispatch.py`)."""
 _COLLECTIVES = {
     "_c10d_functional::all_reduce": ("tp", "all_reduce"),
     "_c10d_functional::all_reduce_": ("tp", "all_reduce"),
@@ -212,17 +217,17 @@ _COLLECTIVES = {
     "_c10d_functional::all_to_all_single": ("tp", "all_to_all"),
     "c10d::alltoall_base_": _TOKENS_TRAVEL,
 }
-"""By axis and kind: DTensor's own calls are tp's."""
+"""Collectives as (axis, kind); DTensor's calls belong to tp."""
 
 
 _WEIGHT_OF_CONVOLUTION = {"aten::convolution": 1, "aten::convolution_backward": 2}
 
 
 def _in_hand(func: Any, args: tuple[Any, ...]) -> int:
-    """What an operation has on top while it works.
+    """Return the temporary bytes of an operation.
 
-    A convolution's library has weights in a layout of its own; gloo gathers into one piece of
-    memory, and copies from there.
+    Convolution libraries copy weights to their own memory layout; gloo gathers into one buffer and
+    copies from there.
     """
     if _COLLECTIVES.get(func._schema.name) == _GATHER:  # noqa: SLF001 - its only public spelling
         return _bytes(args[0]) * int(args[1])
@@ -256,7 +261,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def _plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensor itself, or this rank's part of it."""
+    """Return the tensor itself, or this rank's part of a DTensor."""
     local = getattr(tensor, "_local_tensor", None)
     return [tensor if local is None else local]
 
@@ -265,7 +270,7 @@ def _plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 def following_parts(
     model: nn.Module, blocks: Sequence[nn.Module], seen: TracedBytes
 ) -> Iterator[None]:
-    """While this lasts, operations are counted to the part they belong to."""
+    """Inside, operations are attributed to their parts."""
     handles: list[Any] = []
     for index, block in enumerate(blocks):
         handles.append(block.register_forward_pre_hook(_enters(index, seen), with_kwargs=True))
@@ -282,7 +287,7 @@ def following_parts(
 
 
 def _enters(index: int, seen: TracedBytes) -> Callable[..., None]:
-    """A block begins; when the gradient of what it was given is there, its backward is through."""
+    """Return a hook for a block's start; its backward ends with the gradient of its input."""
     trace = seen.trace
 
     def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
@@ -297,7 +302,7 @@ def _enters(index: int, seen: TracedBytes) -> Callable[..., None]:
 
 
 def _leaves(index: int, seen: TracedBytes) -> Callable[..., None]:
-    """The last block ends; when the gradient of what it gave is there, its backward begins."""
+    """Return a hook for the last block's end; its backward starts with its output's gradient."""
     trace = seen.trace
 
     def hook(_: nn.Module, __: Any, output: Any) -> None:

@@ -1,1 +1,1 @@
-"""What failures cost a long run: event by event, many runs at once."""
+"""Simulate what failures cost a long run: event by event, many runs at once."""

@@ -1,12 +1,12 @@
-"""The simulation: one event at a time, for many runs side by side.
+"""The simulation: one event at a time, for many runs in parallel.
 
-Failures, repairs and stragglers come at exponentially distributed times, which have no memory: what
-is still to come is drawn anew after every event, and a run is a handful of numbers. Each turn takes
-every run to its own next event; runs that have reached the end stand still.
+Failures, repairs and stragglers come at exponentially distributed times, which are memoryless: the
+next event is drawn again after every event, so the state of a run is a few numbers. Each iteration
+advances every run to its own next event; runs that have reached the end do not change.
 
     running ── failure ──▶ down (detect, restart; wait for a node when there is none) ──▶ running
 
-A failure while down begins the way back anew. What was done since the last checkpoint is lost.
+A failure while down restarts the recovery. Work since the last checkpoint is lost.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Mask = NDArray[np.bool_]
 
 @dataclass
 class Runs:
-    """Where every run stands, and where its time went so far (seconds per run)."""
+    """The state of every run, and where its time has gone so far (seconds per run)."""
 
     clock: Floats
     in_cycle: Floats
     """Running time since the last checkpoint was finished."""
     at_risk: Floats
-    """Useful work that no checkpoint holds yet."""
+    """Useful work that is not in a checkpoint yet."""
     down_left: Floats
-    """Until it runs again; 0 while running, infinite while it waits for a node."""
+    """Time until it runs again; 0 while running, infinite while it waits for a node."""
     detecting: Floats
     broken: Whole
-    """Nodes, or with live replicas, that are away."""
+    """Number of missing nodes, or with policy live, of missing replicas."""
     slow: Whole
     useful: Floats
     num_failures: Whole
@@ -91,7 +91,7 @@ def _one_event(
 
 
 def _rates(inputs: Inputs, runs: Runs) -> dict[str, Floats]:
-    """How often each kind of event comes, per second, as the runs stand."""
+    """Return the rate of each kind of event per second, in the runs' current states."""
     ones = np.ones(len(runs.clock))
     nodes = ones * inputs.num_nodes
     if inputs.policy == "elastic":
@@ -124,7 +124,7 @@ def _pass_time(inputs: Inputs, runs: Runs, elapsed: Floats) -> None:
 
 
 def _run_on(inputs: Inputs, runs: Runs, elapsed: Floats) -> None:
-    """Work and save in turns; what a finished save holds cannot be lost."""
+    """Alternate between working and saving; work in a finished save cannot be lost."""
     work_s, save_s = inputs.checkpoint_interval_s, inputs.save_s
     cycle_s = work_s + save_s
     capacity = _capacity(inputs, runs)
@@ -146,7 +146,7 @@ def _run_on(inputs: Inputs, runs: Runs, elapsed: Floats) -> None:
 
 
 def _capacity(inputs: Inputs, runs: Runs) -> Floats:
-    """The part of the full speed that those who are there have."""
+    """Return the available fraction of the full speed."""
     capacity = np.ones(len(runs.clock))
     if inputs.policy == "live":
         capacity -= np.minimum(runs.broken, inputs.num_replicas) / inputs.num_replicas
@@ -173,7 +173,7 @@ def _fail(inputs: Inputs, runs: Runs, here: Mask, lost_nodes: Any) -> None:
 
 
 def _fail_alone(inputs: Inputs, runs: Runs, here: Mask, lost_nodes: Any) -> None:
-    """One replica goes; the others lose the step under way, stall, and go on."""
+    """Remove one replica; the others lose the current step, stall, and continue."""
     step_s = np.minimum(inputs.step_time_s / 2, runs.at_risk)
     redone = np.where(here, step_s, 0.0)
     runs.lost["redone work"] += redone
@@ -191,21 +191,21 @@ def _single(inputs: Inputs, runs: Runs, here: Mask, random: np.random.Generator)
 
 def _correlated(inputs: Inputs, runs: Runs, here: Mask, random: np.random.Generator) -> None:  # noqa: ARG001
     nodes = inputs.correlated_nodes
-    if inputs.policy == "live":  # neighbours are mostly of one replica
+    if inputs.policy == "live":  # neighbouring nodes mostly belong to one replica
         per_replica = max(1, inputs.num_nodes // inputs.num_replicas)
         nodes = -(-nodes // per_replica)
     _fail(inputs, runs, here, nodes)
 
 
 def _return(inputs: Inputs, runs: Runs, here: Mask, random: np.random.Generator) -> None:  # noqa: ARG001
-    """A node is back; whoever waits for it starts, whoever shrank grows by a planned restart."""
+    """Bring a node back: waiting runs start, and shrunk runs grow with a planned restart."""
     runs.broken -= here
     if inputs.policy == "restart":
         enough = here & np.isinf(runs.down_left) & (runs.broken <= inputs.spares)
         runs.down_left = np.where(enough, max(inputs.restart_s, 1e-9), runs.down_left)
     elif inputs.policy == "elastic":
         grows = here & (runs.broken >= inputs.spares) & (runs.down_left <= 0)
-        runs.useful += np.where(grows, runs.at_risk, 0.0)  # it saves first
+        runs.useful += np.where(grows, runs.at_risk, 0.0)  # the run saves first
         runs.at_risk = np.where(grows, 0.0, runs.at_risk)
         runs.in_cycle = np.where(grows, 0.0, runs.in_cycle)
         pause = max(inputs.save_s + inputs.restart_s, 1e-9)

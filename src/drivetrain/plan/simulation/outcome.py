@@ -1,4 +1,4 @@
-"""What came of the simulated runs: goodput and money, with their intervals."""
+"""Results of simulated runs: goodput and cost, with their intervals."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from drivetrain.plan.simulation.published import LLAMA_NODE_MTBF_S
 
 @dataclass(frozen=True)
 class MeanOverRuns:
-    """A mean over runs, and where 95% of single runs lie."""
+    """A mean over runs, and the range of 95% of single runs."""
 
     mean: float
     low: float
     high: float
     error: float = 0.0
-    """Half the 95% interval of the mean itself: how far more runs could still move it."""
+    """Half of the mean's own 95% interval: how far more runs could still change it."""
 
     @classmethod
     def of(cls, values: Any) -> MeanOverRuns:
@@ -32,32 +32,33 @@ class MeanOverRuns:
 
 @dataclass(frozen=True)
 class SimulatedMoney:
-    """In whatever the price was given in."""
+    """Costs, in the currency of the given price."""
 
     paid: float
     per_useful_hour: MeanOverRuns
-    """Of one device."""
+    """Cost per useful hour of one device."""
     lost: MeanOverRuns
     """Paid for time that was not useful."""
 
 
 @dataclass(frozen=True)
 class SimulatedOutcome:
-    """Of one set of inputs."""
+    """The result for one set of inputs."""
 
     inputs: Inputs
     goodput: MeanOverRuns
     """Useful time over elapsed time."""
     failures: MeanOverRuns
     lost: dict[str, float]
-    """Parts of the elapsed time, on average."""
+    """Mean fractions of the elapsed time, by cause."""
     money: SimulatedMoney | None
     closed_form: float | None
-    """Daly's, where it holds: independent failures, a restart of everything, a node at once."""
+    """Daly's formula, where it applies: independent failures, full restarts, and a node always
+    available."""
 
 
 def outcome_of(inputs: Inputs) -> SimulatedOutcome:
-    """Simulate, and sum up."""
+    """Simulate and summarize."""
     runs = simulate(inputs)
     elapsed_s = inputs.days * DAY_S
     goodput = runs.useful / elapsed_s
@@ -96,17 +97,17 @@ def _closed_form(inputs: Inputs) -> float | None:
 
 
 def what_if(inputs: Inputs, name: str, values: Iterable[Any]) -> list[SimulatedOutcome]:
-    """The same run with one input changed."""
+    """Return the outcomes of the same run for several values of one input."""
     return [outcome_of(replace(inputs, **{name: value})) for value in values]
 
 
-# Goodput against the number of devices, for three ways of dealing with failures.
+# Goodput by number of devices, for three ways of handling failures.
 
 DEVICES = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
 
 _COMMON = Inputs(num_nodes=125, node_mtbf_s=LLAMA_NODE_MTBF_S, days=14.0, hardware=0.78)
 POLICIES = {
-    "a launcher's defaults: noticed by a 10-minute time-out, a save an hour, no spares": replace(
+    "a launcher's defaults: detected by a 10-minute timeout, hourly saves, no spares": replace(
         _COMMON,
         detect_s=600.0,
         restart_s=600.0,
@@ -114,10 +115,10 @@ POLICIES = {
         interval_s=HOUR_S,
         repair_s=2 * HOUR_S,
     ),
-    "supervised: noticed in a minute, saves at the best interval, spares": replace(
+    "supervised: detected in a minute, saves at the best interval, spares": replace(
         _COMMON, detect_s=60.0, restart_s=180.0, save_s=5.0
     ),
-    "live replicas: the others stall for half a minute and go on": replace(
+    "live replicas: the others stall for half a minute and continue": replace(
         _COMMON,
         policy="live",
         detect_s=60.0,
@@ -130,7 +131,7 @@ POLICIES = {
 
 
 def curve(replications: int = 100) -> dict[str, list[SimulatedOutcome]]:
-    """Per policy, one outcome per number of devices."""
+    """Return, per policy, one outcome per number of devices."""
     return {
         name: [outcome_of(_at(inputs, devices, replications)) for devices in DEVICES]
         for name, inputs in POLICIES.items()

@@ -1,7 +1,7 @@
-"""Back-tests: published runs, from what was published of them.
+"""Back-tests: published runs, simulated from published figures.
 
-Each input says whether it was stated or is assumed. One that nobody has stated makes the agreement
-weaker evidence, and is named as such in the docs.
+Each input is marked as stated or assumed. Assumed inputs make the agreement weaker evidence, and
+the docs name them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ LLAMA_NODE_MTBF_S = _LLAMA_NODES * _LLAMA_DAYS * DAY_S / _LLAMA_INTERRUPTIONS
 
 @dataclass(frozen=True)
 class Published:
-    """A run, what was reported of it, and the inputs that stand for it."""
+    """A published run, its reported goodput, and the inputs that represent it."""
 
     name: str
     source: str
     reported: float
     is_bound: bool
-    """Reported as "more than": not a figure to be met, but to be passed."""
+    """Whether it was reported as "more than": a lower bound instead of a value to match."""
     inputs: Inputs
     stated: tuple[str, ...]
     assumed: tuple[str, ...]
@@ -46,10 +46,10 @@ LLAMA_3 = Published(
     ),
     ("16,384 GPUs, 8 per node", "54 days", "466 interruptions", "78% of them hardware"),
     (
-        "a save holds up the run for 5 s",
-        "10 minutes until it steps again (what Meta later reported at larger scale)",
-        "spare nodes are at hand",
-        "saves at Daly's interval",
+        "a checkpoint blocks training for 5 s",
+        "10 minutes until training continues (what Meta later reported at larger scale)",
+        "spare nodes are available",
+        "checkpoints at Daly's interval",
     ),
 )
 
@@ -73,14 +73,14 @@ BYTEROBUST = Published(
     ("9,600 GPUs", "three months", "warm standby machines", "checkpoints at almost no cost"),
     (
         "nodes fail as often as Llama 3's",
-        "a step takes 30 s and each is saved",
+        "a step takes 30 s, with a checkpoint after each",
         "2 minutes to detect and 3 to resume",
     ),
 )
 
 _LARGE_NODES = 12_500
 _LARGE_MTBF_S = 18 * 60.0
-"""Not in the abstract: chosen so that the synchronous run comes out as reported."""
+"""Not in the abstract: chosen so that the synchronous run matches the report."""
 
 SYNCHRONOUS = Published(
     "Meta, about 100,000 GPUs, synchronous",
@@ -98,7 +98,7 @@ SYNCHRONOUS = Published(
         spares=400,
     ),
     ("about 100,000 GPUs", "10 minutes of stall per failure"),
-    ("a failure every 18 minutes (fitted to this row)", "a save holds up the run for 30 s"),
+    ("a failure every 18 minutes (fitted to this row)", "a checkpoint blocks training for 30 s"),
 )
 
 FT_HSDP = Published(
@@ -119,7 +119,7 @@ FT_HSDP = Published(
         restart_s=540.0,
     ),
     ("3 minutes of stall per failure", "only the replica that failed restarts"),
-    ("a failure every 18 minutes, as in the row above", "16 replicas", "a save every hour"),
+    ("a failure every 18 minutes, as in the row above", "16 replicas", "a checkpoint every hour"),
 )
 
 ALL = (LLAMA_3, BYTEROBUST, SYNCHRONOUS, FT_HSDP)

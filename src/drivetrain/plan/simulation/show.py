@@ -1,4 +1,4 @@
-"""Outcomes as a person reads them, as a program does, and as pictures."""
+"""Show outcomes as text, as data for programs, and as plots."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from drivetrain.plan.simulation.inputs import DAY_S, HOUR_S, Inputs, option
 from drivetrain.plan.simulation.outcome import MeanOverRuns, SimulatedOutcome
 from drivetrain.plan.simulation.published import Published
 
-# Outcomes as a person reads them, and as a program does.
-
 
 def lines(outcome: SimulatedOutcome) -> list[str]:
-    """One outcome, with all its inputs."""
+    """Return one outcome with all its inputs, as lines of text."""
     inputs = outcome.inputs
     shown = [
         f"{inputs.num_nodes:,} nodes × {inputs.devices_per_node} for {inputs.days:g} days, "
@@ -35,7 +33,7 @@ def lines(outcome: SimulatedOutcome) -> list[str]:
         money = outcome.money
         shown += [
             "",
-            f"  paid      {money.paid:,.0f}, of which {money.lost.mean:,.0f} for nothing "
+            f"  paid      {money.paid:,.0f}, of which {money.lost.mean:,.0f} wasted "
             f"({money.lost.low:,.0f} to {money.lost.high:,.0f})",
             f"  a useful device-hour costs {money.per_useful_hour.mean:.3f} "
             f"({money.per_useful_hour.low:.3f} to {money.per_useful_hour.high:.3f})",
@@ -44,7 +42,7 @@ def lines(outcome: SimulatedOutcome) -> list[str]:
 
 
 def what_if_table(name: str, outcomes: Sequence[SimulatedOutcome]) -> list[str]:
-    """One row per value of one input."""
+    """Return a table with one row per value of one input."""
     rows = [f"  {option(name):>22}  goodput (95% of runs)      largest loss"]
     for outcome in outcomes:
         value = getattr(outcome.inputs, name)
@@ -60,7 +58,7 @@ def what_if_table(name: str, outcomes: Sequence[SimulatedOutcome]) -> list[str]:
 
 
 def published_table(results: Sequence[tuple[Published, SimulatedOutcome]]) -> list[str]:
-    """Markdown: reported next to simulated."""
+    """Return a Markdown table of reported and simulated goodput."""
     rows = ["| run | reported | simulated (95% of runs) | off by |", "| --- | ---: | ---: | ---: |"]
     for run, outcome in results:
         reported = f"{'> ' if run.is_bound else ''}{run.reported:.0%}"
@@ -74,7 +72,7 @@ def published_table(results: Sequence[tuple[Published, SimulatedOutcome]]) -> li
 
 
 def as_dict(outcome: SimulatedOutcome) -> dict[str, Any]:
-    """For programs; times in seconds."""
+    """Return an outcome for programs; times in seconds."""
     return {
         **asdict(outcome),
         "mtbf_s": outcome.inputs.mtbf_s,
@@ -83,7 +81,7 @@ def as_dict(outcome: SimulatedOutcome) -> dict[str, Any]:
 
 
 def duration(value_s: float) -> str:
-    """Seconds as people say them."""
+    """Format seconds in a readable unit."""
     for size, unit in ((365 * DAY_S, "years"), (DAY_S, "days"), (HOUR_S, "h"), (60.0, "min")):
         if value_s >= 2 * size:
             return f"{value_s / size:.4g} {unit}"
@@ -95,17 +93,17 @@ def _stated(inputs: Inputs) -> list[str]:
     chosen = "given" if inputs.interval_s is not None else "Daly's optimum"
     said = [
         f"a node fails every {duration(inputs.node_mtbf_s)}, so one of them every "
-        f"{duration(inputs.mtbf_s)}; {inputs.hardware:.0%} of failures need another node, back "
-        f"after {duration(inputs.repair_s)}; {inputs.spares} spares",
-        f"policy {inputs.policy}: noticed in {duration(inputs.detect_s)}, restarted in "
+        f"{duration(inputs.mtbf_s)}; {inputs.hardware:.0%} of failures take a node out for "
+        f"{duration(inputs.repair_s)}; {inputs.spares} spares",
+        f"policy {inputs.policy}: detected in {duration(inputs.detect_s)}, restarted in "
         f"{duration(inputs.restart_s)}"
         + (
             f"; the other {inputs.num_replicas - 1} replicas stall {duration(inputs.stall_s)}"
             if inputs.policy == "live"
             else ""
         ),
-        f"a step takes {duration(inputs.step_time_s)}; a checkpoint every {every} ({chosen}) holds "
-        f"it up for {duration(inputs.save_s)}",
+        f"a step takes {duration(inputs.step_time_s)}; a checkpoint every {every} ({chosen}) "
+        f"blocks training for {duration(inputs.save_s)}",
     ]
     if inputs.correlated_per_day:
         said.append(
@@ -131,7 +129,7 @@ def _percent(estimate: MeanOverRuns) -> str:
 
 
 def curve_table(curves: Mapping[str, Sequence[SimulatedOutcome]]) -> list[str]:
-    """Markdown: goodput by policy and number of devices."""
+    """Return a Markdown table of goodput by policy and number of devices."""
     names = list(curves)
     rows = ["| devices | " + " | ".join(name.split(":")[0] for name in names) + " |"]
     rows.append("| ---: |" + " ---: |" * len(names))
@@ -141,13 +139,13 @@ def curve_table(curves: Mapping[str, Sequence[SimulatedOutcome]]) -> list[str]:
     return rows
 
 
-# Pictures of outcomes.
+# Plots of outcomes.
 
 _COLORS = ("tab:red", "tab:blue", "tab:green")
 
 
 def plot_curve(curves: Mapping[str, Sequence[SimulatedOutcome]], path: Path) -> None:
-    """Goodput against devices: the mean, and where 95% of runs lie."""
+    """Plot goodput by number of devices: the mean, and the range of 95% of runs."""
     plt = _pyplot()
     figure, axis = plt.subplots(figsize=(7.5, 4.4))
     for color, (name, outcomes) in zip(_COLORS, curves.items(), strict=False):
@@ -165,7 +163,7 @@ def plot_curve(curves: Mapping[str, Sequence[SimulatedOutcome]], path: Path) -> 
 
 
 def plot_what_if(name: str, outcomes: Sequence[SimulatedOutcome], path: Path) -> None:
-    """Where the time goes, one bar per value."""
+    """Plot where the time goes, one bar per value."""
     plt = _pyplot()
     figure, axis = plt.subplots(figsize=(7.5, 4.0))
     labels = [_label(outcome, name) for outcome in outcomes]
@@ -178,7 +176,7 @@ def plot_what_if(name: str, outcomes: Sequence[SimulatedOutcome], path: Path) ->
             color = "tab:green" if part == "useful" else None
             axis.bar(labels, heights, bottom=floor, label=part, color=color)
             floor = [a + b for a, b in zip(floor, heights, strict=True)]
-    axis.set_ylabel("part of the elapsed time")
+    axis.set_ylabel("fraction of the elapsed time")
     axis.set_xlabel(name)
     axis.legend(fontsize=8, loc="lower right")
     _save(plt, figure, path)

@@ -1,15 +1,15 @@
-"""A run's directory as values: of a run that is over, that goes on, or that lies far away.
+"""Read a run directory: of a finished, running or remote run.
 
     run = open_run("runs/gpt")                  # or s3://bucket/gpt; no torch is needed
-    run.attempts()                              # every attempt: from when to when, why it ended
-    run.ranks                                   # those that have written anything
+    run.attempts()                              # every attempt: start, end and reason
+    run.ranks                                   # ranks that have written anything
     run.steps(rank)                             # NumPy records: where each step's seconds went
     run.matrix("own_s")                         # (ranks × steps): the same over all ranks
     run.scalars()["train/loss"]                 # steps, times and values
     run.events(rank), run.tail(rank)            # spans, scalars and instants of a rank
 
-Nothing is kept: each call reads. What goes on being written is followed by `EventFollower` and
-`StepFollower`, which read a file's new end only.
+Attempts, steps and events are read again by each call. `EventFollower` and `StepFollower` follow a
+file that is still being written and read only what is new.
 """
 
 from drivetrain.record.reading.files import (

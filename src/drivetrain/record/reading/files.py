@@ -1,4 +1,4 @@
-"""The files of a run's directory, near or far: their bytes, events, and tables of steps."""
+"""The files of a local or remote run directory: bytes, events, and step tables."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from drivetrain.record.step_file import (
     records_in,
 )
 
-# The bytes of a run's directory, from a path or from any fsspec address. Read-only.
+# The bytes of a run directory, from a path or any fsspec address. Read-only.
 
 
 class RunSource(Protocol):
-    """Names are relative, with slashes; what is not there is empty."""
+    """Read-only file access. Names are relative, with slashes; a missing file reads as empty."""
 
     address: str
 
     def names(self, folder: str) -> list[str]:
-        """What lies directly in a folder, in order."""
+        """Return the names in a directory, sorted."""
         ...
 
     def read(
         self, name: str, start: int = 0, length: int | None = None, most: int = LARGE_BYTES
     ) -> bytes:
-        """A file, or a part of it; past its end there is nothing. DamagedRun beyond `most`."""
+        """Return a file or a part of it, empty past its end; DamagedRun if larger than `most`."""
         ...
 
     def size(self, name: str) -> int:
-        """In bytes; 0 when there is no such file."""
+        """Return the size in bytes; 0 if there is no such file."""
         ...
 
 
 def source_at(address: str | os.PathLike[str]) -> RunSource:
-    """The run's directory at an address."""
+    """Return the run directory at an address."""
     text = os.fspath(address)
     if "://" not in text or text.startswith("file://"):
         return LocalSource(Path(text.removeprefix("file://")))
@@ -55,14 +55,13 @@ def source_at(address: str | os.PathLike[str]) -> RunSource:
 
 
 class LocalSource:
-    """A folder of this machine, or one that is mounted."""
+    """A local or mounted directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.address = str(path)
 
     def names(self, folder: str) -> list[str]:
-        """What lies directly in a folder, in order."""
         try:
             return sorted(os.listdir(self.path / folder))
         except (FileNotFoundError, NotADirectoryError):
@@ -71,15 +70,13 @@ class LocalSource:
     def read(
         self, name: str, start: int = 0, length: int | None = None, most: int = LARGE_BYTES
     ) -> bytes:
-        """A file, or a part of it."""
         try:
-            # by plain text: thousands of small files are opened one after the other
+            # a plain string is faster than a Path: thousands of small files are opened
             return read_bytes(f"{self.path}/{name}", start, length, most)
         except (FileNotFoundError, NotADirectoryError):
             return b""
 
     def size(self, name: str) -> int:
-        """In bytes."""
         try:
             return os.stat(self.path / name).st_size
         except (FileNotFoundError, NotADirectoryError):
@@ -87,7 +84,7 @@ class LocalSource:
 
 
 class RemoteSource:
-    """An object store, or whatever else fsspec understands."""
+    """An object store, or anything else that fsspec supports."""
 
     def __init__(self, address: str) -> None:
         import fsspec
@@ -97,7 +94,6 @@ class RemoteSource:
         self._files, self._root = fsspec.core.url_to_fs(self.address)
 
     def names(self, folder: str) -> list[str]:
-        """What lies directly in a folder, in order."""
         self._files.invalidate_cache()
         try:
             found = self._files.ls(f"{self._root}/{folder}".rstrip("/"), detail=False)
@@ -108,9 +104,8 @@ class RemoteSource:
     def read(
         self, name: str, start: int = 0, length: int | None = None, most: int = LARGE_BYTES
     ) -> bytes:
-        """A file, or a part of it."""
         if start and start >= self.size(name):
-            return b""  # stores answer a range past the end with an error
+            return b""  # stores return an error for a range past the end
         if length is None and self.size(name) - start > most:
             raise DamagedRun(f"{self.address}/{name}: too large; it is not what Drivetrain wrote")
         end = None if length is None else start + length
@@ -121,7 +116,6 @@ class RemoteSource:
         return data
 
     def size(self, name: str) -> int:
-        """In bytes."""
         self._files.invalidate_cache()
         try:
             return int(self._files.size(f"{self._root}/{name}") or 0)
@@ -139,21 +133,21 @@ class Event:
     kind: str
     name: str
     time_s: float
-    """Seconds since the epoch; a span's beginning."""
+    """Seconds since the epoch; the start of a span."""
     step: int = 0
     duration_s: float = 0.0
     values: Mapping[str, Any] = field(default_factory=dict)
-    """Scalars by name, or what an instant carries."""
+    """Scalars by name, or the fields of an instant."""
 
     @property
     def end_s(self) -> float:
-        """A span's end; of anything else, its time."""
+        """The end of a span; the time of anything else."""
         return self.time_s + self.duration_s
 
 
 @dataclass(frozen=True)
 class Series:
-    """One scalar over a run: the newest value of each step, in the order of the steps."""
+    """One scalar over a run: the newest value of each step, in step order."""
 
     steps: NDArray[np.int64]
     times_s: NDArray[np.float64]
@@ -164,7 +158,7 @@ class Series:
 
 
 def parse_events(lines: Iterable[bytes]) -> Iterator[Event]:
-    """Whole lines to events; a damaged one is passed over."""
+    """Parse complete lines into events; damaged ones are skipped."""
     for line in lines:
         try:
             event = _event(parse_json(line))
@@ -175,7 +169,7 @@ def parse_events(lines: Iterable[bytes]) -> Iterator[Event]:
 
 
 def _is_sane(event: Event) -> bool:
-    """Times and steps that a run can have: what is computed from them must be a number."""
+    """Whether times and steps are plausible, so that what is computed from them is finite."""
     return (
         is_within(event.time_s, LATEST_S)
         and is_within(event.duration_s, LATEST_S)
@@ -198,7 +192,7 @@ def _event(line: dict[str, Any]) -> Event:
 
 
 class EventFollower:
-    """Reads what a file has grown by since the last look."""
+    """Reads the events that a file has gained since the last call."""
 
     def __init__(self, source: RunSource, name: str) -> None:
         self._source, self._name = source, name
@@ -206,7 +200,7 @@ class EventFollower:
         self._half = b""
 
     def read_new(self) -> list[Event]:
-        """Events since the last call; a line is waited for until it is whole."""
+        """Return the events since the last call; an incomplete line is kept for the next one."""
         data = self._source.read(self._name, self._position)
         self._position += len(data)
         *whole, self._half = (self._half + data).split(b"\n")
@@ -216,7 +210,7 @@ class EventFollower:
 def last_events(
     source: RunSource, name: str, num_events: int, window: int = 1 << 16
 ) -> list[Event]:
-    """The last so many, without reading what came before them."""
+    """Return a file's last events, without reading the earlier ones."""
     size = source.size(name)
     while True:
         start = max(0, size - window)
@@ -228,7 +222,7 @@ def last_events(
 
 
 def series_of(events: Iterable[Event]) -> dict[str, Series]:
-    """Every scalar's values over a run. A step that was done again counts once, the last time."""
+    """Return every scalar's values over a run; of a repeated step, only the last one."""
     import numpy as np
 
     points: dict[str, dict[int, tuple[float, float]]] = {}
@@ -246,23 +240,23 @@ def series_of(events: Iterable[Event]) -> dict[str, Series]:
     return found
 
 
-# Step tables: one rank's records, and one quantity over all ranks. Pure, but for the follower.
+# Step tables: one rank's records, and one quantity over all ranks. Pure, except for the follower.
 
 Table = NDArray[Any]
 """Records as in `record/step_file.py`."""
 
 
 def own_s(table: Table) -> NDArray[np.float32]:
-    """What a rank took before it had to wait for others: data and compute. Judge stragglers by it.
+    """Return the seconds before a rank waits for others (data and compute); judge stragglers by it.
 
-    The time of a whole step says nothing: a collective makes all ranks as slow as the slowest.
+    The time of a whole step shows nothing: a collective makes all ranks as slow as the slowest.
     """
     own: NDArray[np.float32] = table["data_wait_s"] + table["compute_s"]
     return own
 
 
 def duration_s(table: Table) -> NDArray[np.float32]:
-    """A step from its beginning to the next one's, all of it."""
+    """Return the seconds from a step's start to the next one's."""
     total = np.zeros(len(table), np.float32)
     for name in SECONDS:
         total += table[name]
@@ -270,7 +264,7 @@ def duration_s(table: Table) -> NDArray[np.float32]:
 
 
 def is_redone(table: Table) -> NDArray[np.bool_]:
-    """Which records are of steps that were done again later: work that was lost."""
+    """Return which records are of steps that were repeated later, and so were lost work."""
     steps = table["step"]
     redone = np.zeros(len(steps), np.bool_)
     if len(steps) > 1 and not np.all(steps[1:] > steps[:-1]):
@@ -286,7 +280,7 @@ DERIVED: dict[str, Callable[[Table], NDArray[np.float32]]] = {
 
 
 def column(table: Table, name: str) -> NDArray[Any]:
-    """A field of the records, or what is computed from them."""
+    """Return a field of the records, or a quantity derived from them."""
     if name in DERIVED:
         return DERIVED[name](table)
     values: NDArray[Any] = table[name]
@@ -295,24 +289,24 @@ def column(table: Table, name: str) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class StepMatrix:
-    """One quantity of every rank in every step; NaN where a rank has no record."""
+    """One quantity for every rank and step; NaN where a rank has no record."""
 
     ranks: tuple[int, ...]
     steps: NDArray[np.int64]
-    """Steps done after each, in order."""
+    """The step numbers, in order."""
     values: NDArray[np.float32]
     """ranks × steps"""
 
 
 def put_row(row: NDArray[np.float32], table: Table, name: str, first_step: int) -> None:
-    """One rank's values into their places; a later record of a step writes over an earlier one."""
+    """Write one rank's values into its row; a later record of a step overwrites an earlier one."""
     place = table["step"].astype(np.int64) - first_step
     inside = (place >= 0) & (place < len(row))
     row[place[inside]] = column(table, name)[inside]
 
 
 class StepFollower:
-    """Reads what a step file has grown by since the last look."""
+    """Reads the records that a step file has gained since the last call."""
 
     def __init__(self, source: RunSource, name: str) -> None:
         self._source, self._name = source, name
@@ -320,7 +314,7 @@ class StepFollower:
         self._position = HEADER_BYTES
 
     def read_new(self) -> Table:
-        """Records since the last call."""
+        """Return the records since the last call."""
         if self._dtype is None:
             first = self._source.read(self._name, 0, HEADER_BYTES)
             if len(first) < HEADER_BYTES:

@@ -1,4 +1,4 @@
-"""RunReading: every question one can put to a run's directory."""
+"""RunReading: read-only access to everything in a run directory."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from drivetrain.record.reading.files import (
 from drivetrain.record.run_directory import attempt_of, check_numbers, rank_of
 from drivetrain.record.step_file import FIELDS, HEADER_BYTES, checked, fields_of, parse_steps
 
-# Every attempt of a run, as its ranks and its supervisor have written it down.
+# Every attempt of a run, as its ranks and its supervisor have recorded it.
 
 _RESUME_ME = 75
-"""The exit code of a run that has saved and wants to go on."""
+"""The exit code of a run that has saved and should be resumed."""
 
 
 @dataclass(frozen=True)
 class PastAttempt:
-    """One start of a run; it may still go on."""
+    """One attempt of a run; it may still be running."""
 
     number: int
     start: Mapping[str, Any]
-    """start.json as it is: host, world_size, layout, device, versions …"""
+    """The content of start.json: host, world_size, layout, device, versions …"""
     end: Mapping[str, Any]
-    """end.json as it is; empty while the attempt lives, and when nobody was left to say."""
+    """The content of end.json; empty while it is alive, or if no process was left to write it."""
     closed: Mapping[str, Any] = field(default_factory=dict)
-    """closed.json as it is: when the command that led it was over, and its exit code."""
+    """The content of closed.json: when the command that ran it ended, and its exit code."""
 
     @property
     def command_s(self) -> float:
-        """When the command that led to it began: the same for all restarts by one supervisor."""
+        """When its command began: the same for all restarts by one supervisor."""
         return float(self.start.get("command_s") or self.launched_s)
 
     @property
@@ -60,12 +60,12 @@ class PastAttempt:
 
     @property
     def started_s(self) -> float:
-        """When its ranks had met, built the model and loaded a checkpoint."""
+        """When its ranks had joined, built the model and loaded a checkpoint."""
         return float(self.start.get("started_s") or 0.0)
 
     @property
     def end_s(self) -> float | None:
-        """When the supervisor noticed that it was over; None when it has not."""
+        """When the supervisor noticed that it had ended; None if it has not."""
         return float(self.end["time_s"]) if "time_s" in self.end else None
 
     @property
@@ -80,12 +80,12 @@ class PastAttempt:
 
     @property
     def closed_s(self) -> float | None:
-        """When the command that led it was over, supervisor and all."""
+        """When its command, including the supervisor, ended."""
         return float(self.closed["time_s"]) if "time_s" in self.closed else None
 
     @property
     def reason(self) -> str:
-        """Why it ended, in the supervisor's words or the first failed rank's."""
+        """Why it ended, as the supervisor or the first failed rank reported."""
         detail = str(self.end.get("detail") or "")
         failures = self.end.get("failures") or []
         if detail or not failures:
@@ -99,12 +99,12 @@ class PastAttempt:
 
     @property
     def resumed_step(self) -> int:
-        """The step it went on from; 0 at the beginning."""
+        """The step it resumed from; 0 if it started from scratch."""
         return int(self.start.get("resumed_step") or 0)
 
     @property
     def last_step(self) -> int:
-        """The last step that was done, as the supervisor saw it; 0 when it did not."""
+        """The last completed step that the supervisor saw; 0 if none."""
         return int(self.end.get("step") or 0)
 
     @property
@@ -114,12 +114,12 @@ class PastAttempt:
 
     @property
     def host(self) -> str:
-        """Rank 0's."""
+        """Rank 0's host."""
         return str(self.start.get("host") or "")
 
 
 def read_attempts(source: RunSource) -> tuple[PastAttempt, ...]:
-    """In order."""
+    """Read all attempts, in order."""
     found = [(attempt_of(name), name) for name in source.names("attempts")]
     return tuple(
         _attempt(source, number, f"attempts/{name}") for number, name in found if number is not None
@@ -137,12 +137,12 @@ def _attempt(source: RunSource, number: int, folder: str) -> PastAttempt:
     check_numbers(f"{where}/closed.json", closed, ("time_s",), ())
     failures = end.get("failures") or []
     if not isinstance(failures, list) or not all(isinstance(each, dict) for each in failures):
-        raise DamagedRun(f"{where}/end.json: failures are not a list of failures")
+        raise DamagedRun(f"{where}/end.json: failures is not a list of objects")
     return PastAttempt(number, start, end, closed)
 
 
 def read_json(source: RunSource, name: str) -> dict[str, Any]:
-    """A small document; empty when it is not there, or not whole yet."""
+    """Read a small JSON file; empty if it is missing or incomplete."""
     try:
         document = parse_json(source.read(name, most=SMALL_BYTES))
     except ValueError:
@@ -156,27 +156,27 @@ _RECORD_BYTES = 40
 
 @dataclass(frozen=True)
 class RunReading:
-    """A run's directory, read-only. Every call reads anew, so that a run may go on meanwhile."""
+    """A run directory, read-only. Methods read again with every call, so the run may be live."""
 
     source: RunSource
 
     @property
     def address(self) -> str:
-        """As it was given."""
+        """The address as given."""
         return self.source.address
 
     @property
     def name(self) -> str:
-        """The directory's own."""
+        """The directory's name."""
         return os.path.abspath(self.address).rpartition("/")[2]
 
     def attempts(self) -> tuple[PastAttempt, ...]:
-        """Every attempt, in order."""
+        """Return every attempt, in order."""
         return read_attempts(self.source)
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The resolved config, as in run.yaml; empty when there is none."""
+        """The resolved config from run.yaml; empty if there is none."""
         return self._section("config")
 
     @cached_property
@@ -195,23 +195,23 @@ class RunReading:
     def _section(self, name: str) -> dict[str, Any]:
         found = self._run_yaml.get(name) or {}
         if not isinstance(found, dict):
-            raise DamagedRun(f"{self.address}/run.yaml: {name} is not a section with keys")
+            raise DamagedRun(f"{self.address}/run.yaml: {name} is not a mapping")
         return found
 
     def document(self, name: str) -> dict[str, Any]:
-        """A JSON file of the run, plan.json for one; empty when there is none."""
+        """Return a JSON file of the run, such as plan.json; empty if there is none."""
         return read_json(self.source, name)
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """Those that have written anything, in order."""
+        """The ranks that have written anything, in order."""
         stems = {name.partition(".")[0] for name in self.source.names("events")}
         return tuple(sorted(rank for stem in stems if (rank := rank_of(stem)) is not None))
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────
 
     def steps(self, rank: int) -> Table:
-        """A rank's records, as `step_file` has them, in the order in which they were written."""
+        """Return a rank's records (see `step_file`), in the order in which they were written."""
         name = _steps(rank)
         with self._steps_of(name):
             return checked(parse_steps(self.source.read(name)))
@@ -225,7 +225,7 @@ class RunReading:
             raise DamagedRun(f"{self.address}/{name}: not step records ({reason})") from None
 
     def last_steps(self, rank: int, num_records: int) -> Table:
-        """The last so many, without reading what came before them."""
+        """Return a rank's last records, without reading the earlier ones."""
         name = _steps(rank)
         first = self.source.read(name, 0, HEADER_BYTES)
         if len(first) < HEADER_BYTES:
@@ -239,17 +239,17 @@ class RunReading:
             return checked(np.frombuffer(data, dtype, len(data) // dtype.itemsize))
 
     def tables(self, ranks: Sequence[int] | None = None) -> Iterator[tuple[int, Table]]:
-        """Rank by rank, one in memory at a time."""
+        """Yield each rank with its records; only one table is in memory at a time."""
         for rank in self.ranks if ranks is None else ranks:
             yield rank, self.steps(rank)
 
     def matrices(
         self, names: Sequence[str], ranks: Sequence[int] | None = None
     ) -> dict[str, StepMatrix]:
-        """Several quantities over ranks × steps, in one pass over the files.
+        """Return several quantities over ranks × steps, in one pass over the files.
 
-        Names are fields of the records, `own_s` or `duration_s`. One takes 4 bytes per rank and
-        step. A step that was done again counts once, the last time.
+        Names are fields of the records, `own_s` or `duration_s`. Each takes 4 bytes per rank and
+        step. Of a step that was repeated, only the last record counts.
         """
         chosen = tuple(self.ranks if ranks is None else ranks)
         last_step = self.last_step()
@@ -262,11 +262,11 @@ class RunReading:
         return {name: StepMatrix(chosen, steps, each) for name, each in values.items()}
 
     def matrix(self, name: str, ranks: Sequence[int] | None = None) -> StepMatrix:
-        """One quantity over ranks × steps."""
+        """Return one quantity over ranks × steps."""
         return self.matrices([name], ranks)[name]
 
     def _check_room(self, num_cells: int, ranks: Sequence[int]) -> None:
-        """A step of a high number needs room for all before it; a few records do not have it."""
+        """Refuse a matrix far larger than the records: a step needs room for all before it."""
         num_records = sum(self.source.size(_steps(rank)) for rank in ranks) // _RECORD_BYTES
         if num_cells > max(_MOST_CELLS, 256 * num_records):
             raise DamagedRun(
@@ -275,43 +275,43 @@ class RunReading:
             )
 
     def last_step(self) -> int:
-        """The highest step that the first rank has a record of."""
+        """Return the highest step that the first rank has recorded."""
         steps = [self.steps(rank)["step"] for rank in self.ranks[:1]]
         return max((int(each.max()) for each in steps if len(each)), default=0)
 
     # ── events ───────────────────────────────────────────────────────────────────────────────
 
     def events(self, rank: int) -> list[Event]:
-        """All of a rank's spans, scalars and instants, in order."""
+        """Return all of a rank's spans, scalars and instants, in order."""
         return EventFollower(self.source, _events(rank)).read_new()
 
     def tail(self, rank: int, num_events: int = 20) -> list[Event]:
-        """A rank's last events."""
+        """Return a rank's last events."""
         return last_events(self.source, _events(rank), num_events)
 
     def scalars(self, rank: int = 0) -> dict[str, Series]:
-        """Every scalar by its name; they hang on rank 0."""
+        """Return every scalar by name; rank 0 records them."""
         return series_of(self.events(rank))
 
-    # ── following a run that goes on ─────────────────────────────────────────────────────────
+    # ── following a live run ────────────────────────────────────────────────────────────────────
 
     def follow_events(self, rank: int) -> EventFollower:
-        """Reads new events only, call by call."""
+        """Return a reader that reads only new events with each call."""
         return EventFollower(self.source, _events(rank))
 
     def follow_steps(self, rank: int) -> StepFollower:
-        """Reads new records only, call by call."""
+        """Return a reader that reads only new records with each call."""
         return StepFollower(self.source, _steps(rank))
 
 
 def open_run(address: str | os.PathLike[str]) -> RunReading:
-    """The run in a directory, or at an fsspec address; an error that says so when there is none."""
+    """Open the run in a directory or at an fsspec address; raise ConfigError if there is none."""
     source = source_at(address)
     names = set(source.names(""))
     if names & {"run.yaml", "attempts", "events"}:
         return RunReading(source)
-    rule = "holds no run" if names else "no such directory"
-    remedy = "give a run's directory; `drivetrain runs` lists those under a folder"
+    rule = "not a run directory" if names else "no such directory"
+    remedy = "give a run's directory; `drivetrain runs` lists the runs under a directory"
     raise ConfigError([Problem("RUN", rule, remedy, os.fspath(address))])
 
 

@@ -12,11 +12,11 @@ class DDP(Section):
     """Handed to torch's DistributedDataParallel."""
 
     find_unused_parameters: bool = False
-    """Search for parameters that took no part in a step. Costs a graph walk per step."""
+    """Search for parameters that were not used in a step. Costs a graph traversal per step."""
     bucket_cap_mb: float = Field(default=25.0, gt=0)
-    """Gradients travel in buckets of this size, overlapped with backward."""
+    """Bucket size in MiB: gradients are reduced in buckets, overlapped with backward."""
     gradient_as_bucket_view: bool = True
-    """Gradients live inside the buckets, which saves one copy of them."""
+    """Keep gradients inside the buckets, which saves one copy of them."""
     static_graph: bool = False
     """Promise torch that every step uses the same parameters."""
 

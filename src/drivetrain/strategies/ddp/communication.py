@@ -1,4 +1,4 @@
-"""Which compressor a run uses: the one asked for or, with auto, one that has shown that it pays."""
+"""Choose the gradient compressor: the requested one or, with auto, one measured to be faster."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from drivetrain.parallel.accelerator import accelerator_of
 from drivetrain.parallel.clock import Moment, clock_of
 from drivetrain.strategies.ddp.compression import Compressor, Mean, Plain, compressor_for, install
 
-# When a trial has seen enough. Pure: ranks that have the same figures decide alike.
+# When a trial ends. These are pure functions: ranks with the same figures decide alike.
 #
 # A round is one step with plain gradients and one with the candidate. On a slow link each plain
-# step is dear, so the first round is enough when it bears out what the wire has promised: two
-# measurements of different kinds that a hiccup would have to strike alike. Otherwise rounds go on
-# until every step of the one way is well below every step of the other, and after the last round
-# medians decide.
+# step is expensive, so the first round is enough if it confirms the measured exchange times: one
+# disturbance is unlikely to distort two measurements of different kinds in the same way. Otherwise
+# rounds continue until every step of one kind is well below every step of the other, and after the
+# last round the medians decide.
 
 MOST_ROUNDS = 5
 WORTH_KEEPING = 0.95
-"""Of a whole step; steps differ by themselves, and in doubt gradients stay plain."""
+"""Fraction of a whole step. Step times vary, and in doubt gradients stay plain."""
 _CLEARLY = 0.75
 _BORNE_OUT = (0.5, 1.5)
-"""So much of the promised time is saved. Less: backward hides it. More: something else was slow."""
+"""Range for saved over predicted time. Below: backward hides it. Above: something else was slow."""
 
 
 def pays(plain: Sequence[float], candidate: Sequence[float], promised_s: float) -> bool | None:
-    """Whether the candidate's steps are worth it; None: one more round will tell."""
+    """Whether the candidate's steps are faster; None if another round is needed."""
     plain_s, candidate_s = median(plain), median(candidate)
     if len(plain) == 1:
         least, most = (share * promised_s for share in _BORNE_OUT)
@@ -50,36 +50,36 @@ def pays(plain: Sequence[float], candidate: Sequence[float], promised_s: float) 
     return candidate_s < WORTH_KEEPING * plain_s
 
 
-# auto: plain gradients, unless a compressor has shown on this run's own steps that it pays.
+# auto: plain gradients, unless a compressor is measurably faster on this run's own steps.
 #
-# Two looks, the cheap one first. Before the run a sample is sent each way; where no candidate is
-# much faster on the wire, plain ddp stays as torch has it. Otherwise the best one is put on trial:
-# steps alternate between plain and it until `verdict` has seen enough, and from then on the faster
-# way is used. Only whole steps can tell: an exchange that hides behind backward costs nothing,
-# however long it takes.
+# There are two measurements, the cheap one first. Before the run, a sample is sent in each way; if
+# no candidate's exchange is much faster, torch's plain ddp is used. Otherwise the best candidate is
+# tried: steps alternate between plain gradients and the candidate until `pays` decides, and from
+# then on the faster way is used. Only whole steps can decide this: an exchange that is hidden
+# behind backward costs nothing, however long it takes.
 
 _SAMPLE_BYTES = 4 * 2**20
 _TRIES, _MORE_TRIES = 2, 3
-"""Two at least: the first may be slow because the connection's window still grows."""
+"""At least two: the first may be slow because the connection's TCP window is still growing."""
 _PLAINLY_S = 0.1
-"""What takes this long is a slow link's doing; more tries would only cost as much again."""
+"""An exchange this long means a slow link; more tries would only cost the same again."""
 _WORTH_A_TRIAL = 0.8
-"""On the wire alone; with backward beside it less is gained."""
+"""For the exchange alone; overlapped with backward, less is gained."""
 _AS_FAST = 1.05
-"""Candidates this close are equals, and the one named first in `allow` is tried."""
+"""Candidates this close are considered equal, and the first one in `allow` is tried."""
 _LEAST_S = 1e-3
-"""What cannot save more than this a step is not looked into: the hook itself costs some of it."""
+"""Possible savings per step below this are ignored, because the hook itself costs some of it."""
 _UNCOUNTED_STEPS = 2
 
 
 @dataclass(frozen=True)
 class OnTheWire:
-    """Seconds to exchange all gradients once, by the sample."""
+    """Seconds to exchange all gradients once, estimated from a sample."""
 
     seconds: dict[str, float]
 
     def best(self) -> str:
-        """The candidate for a trial; none when plain gradients are good enough."""
+        """Return the candidate for a trial, or "none" if plain gradients are fast enough."""
         plain = self.seconds["none"]
         others = {name: s for name, s in self.seconds.items() if name != "none"}
         fastest = min(others.values(), default=plain)
@@ -88,7 +88,7 @@ class OnTheWire:
         return next(name for name, s in others.items() if s <= _AS_FAST * fastest)
 
     def saved_s(self, name: str) -> float:
-        """What a candidate promises to save a step."""
+        """Return the predicted saving of a candidate per step."""
         return self.seconds["none"] - self.seconds[name]
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ class OnTheWire:
 
 
 class _Sample:
-    """A bucket of one square matrix, as far as a compressor looks at it."""
+    """A stand-in for a `GradBucket` with one square matrix."""
 
     def __init__(self, matrix: torch.Tensor) -> None:
         self._matrix = matrix
@@ -118,20 +118,23 @@ class _Sample:
 def measure_wire(
     config: Communication, gradient_bytes: int, group: dist.ProcessGroup, device: torch.device
 ) -> OnTheWire:
-    """Send a sample each way. A collective call; every rank gets the same figures."""
+    """Time a sample exchange in each way. A collective call; every rank gets the same figures."""
     side = max(1, int((min(gradient_bytes, _SAMPLE_BYTES) / 4) ** 0.5))
     scale = gradient_bytes / (4 * side * side)
     seconds = {}
     for name in ("none", *config.allow):
         compressor = begins_at_once(name, config, group)
-        for _ in range(2):  # the first ones open connections, and PowerSGD's are plain
+        for _ in range(2):  # warm-up: opens connections, and PowerSGD's first steps are plain
             _time(compressor, 1, group, device)
         seconds[name] = _shortest(compressor, side, group, device) * scale
     return OnTheWire(seconds)
 
 
 def begins_at_once(name: str, config: Communication, group: dist.ProcessGroup) -> Compressor:
-    """PowerSGD's first steps are plain; as many as it may have, and a trial would see no others."""
+    """Return a compressor for measurements: PowerSGD starts after two plain steps.
+
+    With the configured `start_step`, a trial might see plain steps only.
+    """
     powersgd = config.powersgd.model_copy(update={"start_step": 2})
     return compressor_for(name, config.model_copy(update={"powersgd": powersgd}), group)
 
@@ -139,7 +142,7 @@ def begins_at_once(name: str, config: Communication, group: dist.ProcessGroup) -
 def _shortest(
     compressor: Compressor, side: int, group: dist.ProcessGroup, device: torch.device
 ) -> float:
-    """Of a few tries, and of some more where they are cheap. The slowest rank's."""
+    """Return the shortest of a few tries, and of some more if they are fast; slowest rank's."""
 
     def best_of(tries: int) -> float:
         taken_s = min(_time(compressor, side, group, device) for _ in range(tries))
@@ -150,7 +153,7 @@ def _shortest(
 
 
 def _slowest(seconds: list[float], group: dist.ProcessGroup, device: torch.device) -> list[float]:
-    """The slowest rank's, on all ranks: what is decided from it, all decide alike."""
+    """Return the slowest rank's times on all ranks, so that all ranks decide alike."""
     slowest = torch.tensor(seconds, dtype=torch.float64, device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX, group=group)
     agreed: list[float] = slowest.tolist()
@@ -170,12 +173,12 @@ def _time(
 
 
 def _generator(device: torch.device) -> torch.Generator:
-    """Of its own: the run's random streams are not touched."""
+    """Return a separate generator, so that the run's random streams are not changed."""
     return torch.Generator(device).manual_seed(0)
 
 
 class Trial:
-    """Plain and a candidate by turns, then whichever made the shorter steps."""
+    """Alternate between plain gradients and a candidate, then use the one with shorter steps."""
 
     name = "auto"
 
@@ -183,7 +186,7 @@ class Trial:
         self, plain: Plain, candidate: Compressor, promised_s: float, device: torch.device
     ) -> None:
         self.when_settled: Callable[[str, str], None] | None = None
-        """Told the choice and its reason."""
+        """Called with the choice and its reason."""
         self._plain, self._candidate = plain, candidate
         self._promised_s, self._device = promised_s, device
         self._now: Compressor = candidate
@@ -192,29 +195,29 @@ class Trial:
         self._began: Moment = None
         self._num_steps = 0
         self._taken_s: list[float] = []
-        """This rank's steps of the present round."""
+        """This rank's steps of the current round."""
         self._plain_s: list[float] = []
         self._candidate_s: list[float] = []
 
     @property
     def choice(self) -> str:
-        """The name it ended with; empty while it goes on."""
+        """The name of the chosen way; empty until the trial ends."""
         return self._now.name if self._is_settled else ""
 
     def exchange(self, bucket: GradBucket) -> Mean:
-        """As it is this step's turn. The first bucket of a step is always the one of index 0."""
+        """Exchange a bucket in this step's way. A step's first bucket always has index 0."""
         if not self._is_settled and bucket.index() == 0:
             self._turn()
         return self._now.exchange(bucket)
 
     def _turn(self) -> None:
-        """One step is over, from first bucket to first bucket; whose turn is the next?
+        """End a step, which is timed from first bucket to first bucket, and choose the next way.
 
-        The first steps only warm up, with the candidate: on a slow link plain ones are dear.
+        The first steps are a warm-up with the candidate: on a slow link plain ones are expensive.
         """
         if self._num_steps > _UNCOUNTED_STEPS:
             now = self._clock.now()
-            self._clock.wait_for(now)  # a few steps of the trial wait for the device, then none
+            self._clock.wait_for(now)  # waits for the device, but only in the few steps of a trial
             self._taken_s.append(self._clock.seconds(self._began, now))
         if len(self._taken_s) == 2:
             self._end_round()
@@ -226,7 +229,7 @@ class Trial:
         self._began = self._clock.now()
 
     def _end_round(self) -> None:
-        """Look at the figures that all ranks have."""
+        """Decide from the figures that all ranks have."""
         plain_s, candidate_s = _slowest(self._taken_s, self._plain.group, self._device)
         self._taken_s = []
         self._plain_s.append(plain_s)
@@ -247,11 +250,11 @@ class Trial:
             f"a step took {plain_s * 1e3:.1f} ms with plain gradients and "
             f"{candidate_s * 1e3:.1f} ms with {name}, "
             + ("one of each" if rounds == 1 else f"medians of {rounds}")
-            + ("" if does_pay else f"; below {WORTH_KEEPING:.0%} it would have been {name}"),
+            + ("" if does_pay else f"; {name} would be chosen below {WORTH_KEEPING:.0%}"),
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The choice, if it was made: it stays for the run."""
+        """Return the candidate and the choice, if made: it holds for the rest of the run."""
         return {
             "candidate": self._candidate.name,
             "choice": self.choice,
@@ -259,9 +262,9 @@ class Trial:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keep to the choice."""
+        """Restore the choice, unless the candidate has changed."""
         if state["candidate"] != self._candidate.name:
-            return  # the wire was another one; what was learnt there does not hold here
+            return  # the link was a different one, so its measurements do not apply here
         self._candidate.load_state_dict(state["state"])
         if state["choice"]:
             is_plain = state["choice"] == self._plain.name
@@ -269,24 +272,24 @@ class Trial:
             self._is_settled = True
 
 
-# A DDP-wrapped model gets what `communication` asks for.
+# Install what `communication` asks for on a DDP-wrapped model.
 
 
 @dataclass(frozen=True)
 class Installed:
-    """What was put in, and why where that was for us to choose."""
+    """What was installed, and why if the choice was automatic."""
 
     compressor: Compressor | None = None
-    """None: torch's own all-reduce, with nothing in between."""
+    """None: torch's own all-reduce without a hook."""
     why_none: str = ""
-    """Why auto left it at that."""
+    """Why auto chose no compressor."""
     note: str = ""
 
 
 def install_compression(
     config: Communication, wrapped: DistributedDataParallel, device: torch.device
 ) -> Installed:
-    """Register the hook, if one is asked for. A collective call with auto."""
+    """Register a communication hook if the config asks for one. A collective call with auto."""
     if config.compression == "none":
         return Installed()
     group = wrapped.process_group
@@ -298,8 +301,8 @@ def install_compression(
     wire = measure_wire(config, size, group, device)
     best = wire.best()
     if best == "none":
-        return Installed(why_none=f"the gradients would take: {wire}")
+        return Installed(why_none=f"exchanging the gradients would take: {wire}")
     candidate = begins_at_once(best, config, group)
     trial = Trial(Plain(group), candidate, wire.saved_s(best), device)
     install(trial, wrapped)
-    return Installed(trial, note=f"communication: {best} is on trial; on the wire: {wire}")
+    return Installed(trial, note=f"communication: trying {best}; time per exchange: {wire}")

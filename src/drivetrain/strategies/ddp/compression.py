@@ -1,6 +1,6 @@
-"""Compressors: what becomes of a bucket of gradients on its way between ranks."""
+"""Compressors: how a bucket of gradients is encoded when ranks exchange it."""
 
-# No `from __future__ import annotations` here: DDP compares a hook's annotations as they are.
+# No `from __future__ import annotations` here: DDP checks the annotations of a hook as objects.
 
 from typing import Any, Protocol
 
@@ -17,11 +17,11 @@ from drivetrain.config.schema import Communication
 from drivetrain.config.schema import PowerSGD as PowerSGDConfig
 from drivetrain.config.schema import TopK as TopKConfig
 
-# Compressor: what becomes of a bucket of gradients between backward and the optimizer.
+# Compressor: what happens to a bucket of gradients between backward and the optimizer.
 #
-# DDP hands over each bucket as it fills; the future it gets back must hold the mean over the ranks,
-# in the bucket's own memory. Buckets keep their index from step to step (`ddp._settle_buckets` has
-# put them in order before the first), so what is left over from one step can be kept under it.
+# DDP passes each bucket when it is full. The returned future must hold the mean over the ranks, in
+# the bucket's own memory. Buckets keep their index from step to step (`ddp._settle_buckets` fixes
+# their order before the first step), so residuals of a step can be stored by index.
 
 Mean = torch.futures.Future[torch.Tensor]
 
@@ -32,27 +32,25 @@ class Compressor(Protocol):
     name: str
 
     def exchange(self, bucket: GradBucket) -> Mean:
-        """Begin to average this bucket over the ranks."""
+        """Start to average this bucket over the ranks."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next step needs of the steps before; this rank's own."""
+        """Return this rank's state that is carried from step to step."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 def take_to(device: torch.device, kept: dict[int, torch.Tensor], index: int) -> None:
-    """What was loaded is on the CPU until its bucket's turn comes."""
+    """Move loaded state of a bucket from the CPU to `device` when it is first used."""
     found = kept.get(index)
     if found is not None and found.device != device:
         kept[index] = found.to(device)
 
 
 def install(compressor: Compressor, wrapped: DistributedDataParallel) -> None:
-    """From now on, `wrapped` sends its buckets this way."""
+    """Register `compressor` as the communication hook of `wrapped`."""
     wrapped.register_comm_hook(compressor, _hook)
 
 
@@ -60,11 +58,11 @@ def _hook(compressor: Compressor, bucket: GradBucket) -> torch.futures.Future[to
     return compressor.exchange(bucket)
 
 
-# Gradients in 16 bits, and as they are.
+# Uncompressed gradients, and gradients in 16 bits.
 
 
 class Plain:
-    """As they are."""
+    """Send gradients uncompressed."""
 
     name = "none"
 
@@ -72,19 +70,17 @@ class Plain:
         self.group = group
 
     def exchange(self, bucket: GradBucket) -> Mean:
-        """One all-reduce."""
         return allreduce_hook(self.group, bucket)
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing is kept."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing was kept."""
+        """Do nothing: there is no state."""
 
 
 class Float16(Plain):
-    """11 bits of mantissa; beyond 65,504 there is only infinity."""
+    """Send gradients in fp16: 11 bits of mantissa; values beyond 65,504 become infinite."""
 
     name = "fp16"
 
@@ -93,12 +89,11 @@ class Float16(Plain):
 
 
 class BFloat16(Plain):
-    """8 bits of mantissa, fp32's range. torch's own hook is for NCCL alone."""
+    """Send gradients in bf16: 8 bits of mantissa, fp32's range. torch's hook is for NCCL only."""
 
     name = "bf16"
 
     def exchange(self, bucket: GradBucket) -> Mean:
-        """Divide, round, add up, widen."""
         buffer = bucket.buffer()
         small = (buffer / self.group.size()).to(torch.bfloat16)
 
@@ -111,23 +106,24 @@ class BFloat16(Plain):
         return future
 
 
-# top-k: a bucket's largest values travel with their places; what stays behind is sent later.
+# top-k: a bucket's largest values are sent with their indices; the rest is sent later.
 #
-# Each rank adds what it kept back to its next gradient (error feedback), so that nothing is lost,
-# only late. Ranks choose different places, so this is an all-gather: it grows with their number.
+# Each rank adds the values it has not sent to its next gradient (error feedback), so they are
+# delayed, not lost. Ranks select different indices, so this is an all-gather, whose size grows with
+# the number of ranks.
 
-# torch 2.13 renamed it, and warns about the old name
+# torch 2.13 renamed this function and warns about the old name
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def largest_places(values: torch.Tensor, ratio: float) -> torch.Tensor:
-    """Where the largest of them are, whatever their sign; one at least."""
+    """Return the indices of the values with the largest magnitude; at least one."""
     count = max(1, round(ratio * values.numel()))
     return torch.topk(values.abs(), count, sorted=False).indices
 
 
 class TopKCompressor:
-    """The largest `ratio` of each bucket."""
+    """Send the largest `ratio` of each bucket."""
 
     name = "topk"
 
@@ -137,7 +133,7 @@ class TopKCompressor:
         self._kept_back: dict[int, torch.Tensor] = {}
 
     def exchange(self, bucket: GradBucket) -> Mean:
-        """Values and places in one message; their sum over ranks is in rank order everywhere."""
+        """Send values and indices in one message; every rank adds them up in rank order."""
         gradient = bucket.buffer()
         values, places = self._take_largest(gradient, bucket.index())
         message = torch.cat([values.float().view(torch.int32), places.to(torch.int32)])
@@ -158,10 +154,10 @@ class TopKCompressor:
     def _take_largest(
         self, gradient: torch.Tensor, index: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What is sent of the gradient and of what was kept back; the rest is kept now."""
+        """Return the values to send, from the gradient plus the residual; keep the rest."""
         take_to(gradient.device, self._kept_back, index)
         kept = self._kept_back.get(index)
-        if kept is None or kept.shape != gradient.shape:  # none yet, or of another bucket size
+        if kept is None or kept.shape != gradient.shape:  # none yet, or from another bucket size
             kept = self._kept_back[index] = torch.zeros_like(gradient)
         kept.add_(gradient)
         places = largest_places(kept, self._ratio)
@@ -170,25 +166,24 @@ class TopKCompressor:
         return values, places
 
     def state_dict(self) -> dict[str, Any]:
-        """By bucket: what was kept back."""
         return {"kept_back": dict(self._kept_back)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._kept_back = dict(state["kept_back"])
 
 
-# PowerSGD, torch's own: a gradient matrix travels as two thin ones, the error is sent later.
+# PowerSGD by torch: a gradient matrix is sent as two low-rank factors, the error is sent later.
 
 _BY_BUCKET = ("error_dict", "p_memory_dict", "q_memory_dict")
 
 
 class PowerSGDCompressor:
-    """torch's hook, with a state that can be saved without pickle."""
+    """torch's PowerSGD hook, with a state that can be saved without pickle."""
 
     name = "powersgd"
 
     def __init__(self, config: PowerSGDConfig, group: dist.ProcessGroup) -> None:
-        # numpy's, and only now
+        # imports numpy, so only when it is used
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torchs
 
         self._exchange = torchs.powerSGD_hook
@@ -197,11 +192,11 @@ class PowerSGDCompressor:
             matrix_approximation_rank=config.rank,
             start_powerSGD_iter=config.start_step,
             min_compression_rate=config.min_compression_rate,
-            orthogonalization_epsilon=1e-8,  # a column of zeros must not become one of NaNs
+            orthogonalization_epsilon=1e-8,  # keeps a column of zeros from becoming NaN
         )
 
     def exchange(self, bucket: GradBucket) -> Mean:
-        """torch's, once what was kept fits the bucket."""
+        """Run torch's hook, without residuals that do not fit the bucket."""
         index, device = bucket.index(), bucket.buffer().device
         for name in _BY_BUCKET:
             take_to(device, getattr(self._state, name), index)
@@ -212,7 +207,7 @@ class PowerSGDCompressor:
         return self._exchange(self._state, bucket)
 
     def state_dict(self) -> dict[str, Any]:
-        """Errors, the thin matrices each step starts from, the step, the random stream."""
+        """Return errors, the low-rank factors that each step starts from, step, random state."""
         stream: Any = self._state.rng.get_state()
         name, keys, position, has_gauss, cached = stream
         return {
@@ -229,11 +224,11 @@ class PowerSGDCompressor:
         self._state.rng.set_state((name, keys.numpy(), position, has_gauss, cached))
 
 
-# From the config's word for a compressor to the compressor, and what it sends.
+# Compressors by their config name, and the bytes they send.
 
 
 def compressor_for(name: str, config: Communication, group: dist.ProcessGroup) -> Compressor:
-    """By its name; `auto` is no compressor but a choice between some."""
+    """Return the compressor with this name; `auto` is not one, but a choice among them."""
     if name == "topk":
         return TopKCompressor(config.topk, group)
     if name == "powersgd":
@@ -242,15 +237,18 @@ def compressor_for(name: str, config: Communication, group: dist.ProcessGroup) -
 
 
 def ring_bytes(num_bytes: int, num_ranks: int) -> int:
-    """What a rank sends when so many bytes are summed in a ring: each part twice, its own once."""
+    """Return the bytes that a rank sends in a ring all-reduce of `num_bytes`."""
     return 2 * num_bytes * (num_ranks - 1) // num_ranks
 
 
 def sent_bytes(config: Communication, gradient_bytes: int, num_ranks: int) -> int:
-    """Per rank and step. PowerSGD's depends on the shapes; it and auto send this much at most."""
+    """Return the bytes sent per rank and step.
+
+    For PowerSGD, whose traffic depends on the shapes, and for auto, this is an upper bound.
+    """
     ring = ring_bytes(gradient_bytes, num_ranks)
     if config.compression in ("fp16", "bf16"):
         return ring // 2
-    if config.compression == "topk":  # a value and its place, to every other rank
+    if config.compression == "topk":  # a value and its index, to every other rank
         return int(2 * config.topk.ratio * gradient_bytes) * (num_ranks - 1)
     return ring

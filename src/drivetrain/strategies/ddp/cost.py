@@ -1,4 +1,4 @@
-"""What ddp takes: everything in full on each rank, and gradients in buckets beside backward."""
+"""The cost of ddp: full copies on each rank; gradients are reduced in buckets during backward."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from drivetrain.strategies.ddp import DDP
 
 
 class DDPCost(CostModel):
-    """DDP's buckets: gradients live in them from the first step on."""
+    """Full copies whose gradients are in DDP's buckets from the first step on."""
 
     def variants(
         self,
@@ -28,7 +28,7 @@ class DDPCost(CostModel):
         is_divided: bool,
         shard_sizes: Sequence[int],
     ) -> Iterator[Variant]:
-        """Copies of a model that is not itself cut, or one model that is."""
+        """Yield copies of a model that is not itself sharded, or a single sharded model."""
         if cp == 1 and (dp == 1 or not is_divided):
             yield Variant(dp, 1, DDP())
 
@@ -39,7 +39,6 @@ class DDPCost(CostModel):
         hidden: float,
         use: Use,
     ) -> Walk:
-        """Copies, and the buckets."""
         return copies_with_buckets(parts, use)
 
     def exchanges(
@@ -48,14 +47,13 @@ class DDPCost(CostModel):
         is_root: Sequence[bool],
         use: Use,
     ) -> list[Exchange]:
-        """One all-reduce of all gradients."""
+        """Return one all-reduce of all gradients."""
         return reduced_copies(sum(part.trained for part in parts), use)
 
     def label(self, use: Use) -> str:
         return "ddp"
 
     def complexity(self, use: Use) -> float:
-        """The simplest."""
         return 0.0
 
 

@@ -30,7 +30,7 @@ from drivetrain.strategies.strategy import Cost, Profile, Strategy, cost_now, me
 
 
 def make(config: RunConfig, micro_batch_blocks: list[range]) -> Strategy:
-    """torch's, or the one that keeps the bits at any number of ranks."""
+    """Return the ddp strategy, or its bitwise variant with `reproducibility=bitwise`."""
     settings = config.parallel.details(DDP)
     if config.reproducibility == "bitwise":
         from drivetrain.strategies.bitwise import BitwiseStrategy
@@ -40,20 +40,20 @@ def make(config: RunConfig, micro_batch_blocks: list[range]) -> Strategy:
 
 
 class DDPStrategy(Strategy):
-    """torch's DistributedDataParallel."""
+    """Data parallelism with torch's DistributedDataParallel."""
 
     def __init__(self, config: DDP, communication: Communication | None = None) -> None:
         self._config = config
         self._communication = communication or Communication()
 
     def problems(self, profile: Profile, layout: Layout, cluster: Cluster) -> list[Problem]:
-        """A full copy must fit on a device."""
-        remedy = "use parallel.strategy=fsdp, which shards all three"
+        """Check that a full copy fits on a device."""
+        remedy = "use parallel.strategy=fsdp, which shards them"
         if layout.dp > 1 and layout.dp < layout.world_size:
             return [
                 Problem(
                     "parallel.strategy",
-                    f"ddp cannot copy a model that is itself shared by ranks ({layout})",
+                    f"ddp cannot replicate a model that is itself sharded over ranks ({layout})",
                     "use fsdp",
                     "ddp",
                 )
@@ -61,7 +61,7 @@ class DDPStrategy(Strategy):
         return memory_problems(self.cost(profile, layout, cluster), cluster, remedy)
 
     def cost(self, profile: Profile, layout: Layout, cluster: Cluster) -> Cost:
-        """Everything in full; what is sent, as it is compressed."""
+        """Return the cost of a full copy; bytes sent include compression."""
         whole = cost_now(COST, profile, Use(layout, self._config, profile.micro_batches_per_step))
         sent = sent_bytes(self._communication, profile.gradient_bytes, layout.dp)
         return replace(whole, sent_bytes_per_step=sent)
@@ -72,19 +72,19 @@ class DDPStrategy(Strategy):
         if world.layout.dp == 1:
             return SingleModel(model, counts=world.speaks_for_samples)
         wrapped = self._wrap(model)
-        # after its first backward, so that no compressor keeps anything of it
+        # after the zero backward in _wrap, so that it leaves nothing in a compressor's state
         installed = install_compression(self._communication, wrapped, world.device)
         spread = DDPModel(wrapped, world.layout.dp, installed)
         spread.expects_all = not self._config.find_unused_parameters
         return spread
 
     def apply_beside_others(self, model: nn.Module, world: World) -> ParallelModel:
-        """Its gradients travel in the backward of its own losses."""
+        """Like `apply`; gradients are reduced in the backward of this model's own losses."""
         asked = {
             "communication.compression": (self._communication.compression, "none"),
             "parallel.ddp.static_graph": (self._config.static_graph, False),
         }
-        rule = "several models are trained without it"
+        rule = "not supported with several models"
         problems = [
             Problem(key, rule, f"use {usual}", value)
             for key, (value, usual) in asked.items()
@@ -110,19 +110,19 @@ class DDPStrategy(Strategy):
         )
         if isinstance(wrapped, _StaticGraph):
             wrapped.refuse_hidden()
-        # a static graph is learnt from the first backward, which must be a real one
+        # a static graph is recorded in the first backward, which must be a real one
         if not self._config.find_unused_parameters and not self._config.static_graph:
             _settle_buckets(wrapped)
         return wrapped
 
 
 def _settle_buckets(wrapped: DistributedDataParallel) -> None:
-    """Let DDP order its buckets now, the same way at every start.
+    """Make DDP order its buckets now, in the same way at every start.
 
-    DDP reorders them after its first backward, by the order in which gradients arrived. From three
-    ranks on, where a gradient lies in a bucket decides in which order it is added up, so that the
-    first step after a resume would differ in its last bits from the same step of a run that was
-    never interrupted. A backward of zeros, in the parameters' own order, comes first instead.
+    DDP reorders them after its first backward, by the order in which gradients arrived. With three
+    or more ranks, a gradient's position in a bucket determines the order in which it is added up,
+    so the first step after a resume would differ in its last bits from the same step of an
+    uninterrupted run. To prevent this, a backward of zeros runs first, in parameter order.
     """
     parameters = [p for p in wrapped.module.parameters() if p.requires_grad]
     zero = sum((p * 0).sum() for p in parameters)
@@ -135,39 +135,39 @@ def _settle_buckets(wrapped: DistributedDataParallel) -> None:
 
 
 class _StaticGraph(DistributedDataParallel):
-    """DDP's wrapper, which learns the graph from its forward: nothing may be computed past it."""
+    """DDP's wrapper for static graphs, which must see every computation in its forward."""
 
     def __getattr__(self, name: str) -> Any:
-        """The model's own attributes; what computes is refused."""
+        """Return attributes of the model; its methods and submodules are refused."""
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name == "module":  # not there yet
+            if name == "module":  # not set yet
                 raise
         value = getattr(self.module, name)
         if callable(value):
-            raise _hidden(f"model.{name} would be computed past the graph that DDP has learnt")
+            raise _hidden(f"model.{name} would run outside the static graph that DDP recorded")
         return value
 
     def refuse_hidden(self) -> None:
-        """An attribute of the model's that DDP has one like would not be the model's."""
+        """Refuse a model with an attribute that DDP also has, because DDP's would hide it."""
         both = vars(self).keys() & vars(self.module).keys() - vars(nn.Module()).keys()
         if both:
-            raise _hidden(f"DDP has an attribute of its own called {sorted(both)[0]}")
+            raise _hidden(f"DDP itself has an attribute called {sorted(both)[0]}")
 
 
 def _hidden(rule: str) -> ConfigError:
-    remedy = "set it to false, or use model(batch) alone and another name"
+    remedy = "set it to false, or call only model(batch) and rename such attributes"
     return ConfigError([Problem("parallel.ddp.static_graph", rule, remedy, True)])
 
 
 class DDPModel(SingleModel):
-    """A copy of the model; each rank holds the averaged gradients in full.
+    """A copy of the model per rank; each rank has the averaged gradients in full.
 
-    The model is called as it is, so that its attributes and methods are the user's own and a loss
-    may use any of them. DDP's wrapper would make its reducer expect gradients when it is called,
-    and only then: what is computed past it is never averaged. Here the reducer expects them from
-    the moment backward begins, whatever was called before it.
+    The user's own module is called, not DDP's wrapper, so that a loss may use any of its attributes
+    and methods. The wrapper prepares its reducer for gradients only when the wrapper is called, and
+    gradients of anything computed without it are never averaged. Here the reducer is prepared when
+    backward starts, whatever was called before.
     """
 
     needs_every_turn = True
@@ -181,23 +181,23 @@ class DDPModel(SingleModel):
         self._wrapped = wrapped
         self._is_last = True
         self.can_replay = not wrapped.static_graph
-        if wrapped.static_graph:  # it learns the graph from the wrapper's own forward
+        if wrapped.static_graph:  # the graph is recorded in the wrapper's own forward
             self.module = wrapped
 
     def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:
-        """Before a step's first: what DDP's forward does there. Only the last synchronises."""
+        """Do what DDP's forward does before a step's first. Only the last synchronizes."""
         wrapped, is_first, self._is_last = self._wrapped, self._is_last, is_last
-        if wrapped.static_graph:  # learnt from a backward that synchronises: all of them do
+        if wrapped.static_graph:  # recorded in a backward that synchronizes: all of them do
             return NOTHING
         if is_first:
             wrapped.reducer._rebuild_buckets()  # noqa: SLF001 - once, in the run's first step
             if wrapped.will_sync_module_buffers():
-                wrapped._sync_buffers()  # noqa: SLF001 - running statistics are the first rank's
+                wrapped._sync_buffers()  # noqa: SLF001 - running statistics come from rank 0
         around: AbstractContextManager[None] = wrapped._inside_ddp_forward()  # noqa: SLF001 - for the compiler
         return around
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Gradients travel in the last micro-batch's."""
+        """Run backward; gradients are reduced in that of the last micro-batch."""
         if self._is_last:
             self._expect_gradients(loss)
         loss.backward()
@@ -210,45 +210,46 @@ class DDPModel(SingleModel):
         self._wrapped.reducer.prepare_for_backward(searched)
 
     def finish_gradients(self) -> None:
-        """DDP leaves the rest of a bucket alone when one of its gradients never comes.
+        """Check that every trained parameter has a gradient, if they are all expected.
 
-        It says so only in the next step, by number; by then weights have moved by gradients that
-        were not averaged.
+        If a gradient is missing, DDP does not reduce the rest of its bucket, and reports that only
+        in the next step, by parameter index. By then the weights have been updated with gradients
+        that were not averaged.
         """
         if self.expects_all:
             self.expects_all = False
             _check_all_came(self._wrapped.module)
 
     def private_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Stateful]:
-        """What a compressor has kept back."""
+        """Return the compressor's state."""
         compressor = self.communication.compressor
         return {} if compressor is None else {"communication": compressor}
 
     def watch_waits(self, waiting: Waiting) -> None:
-        """What was sent before the last gradient ran beside backward; the rest was waited for."""
+        """Count the time after the last gradient as waiting; before it, backward hides it."""
         waiting.watch_gradients(self.inner.parameters())
 
     def choices(self) -> list[Choice]:
-        """What `compression: auto` has settled before the run; a trial settles it later."""
+        """Return what `compression: auto` chose before the run; a trial chooses later."""
         why = self.communication.why_none
         return [_settled("none", why)] if why else []
 
     def notes(self) -> list[str]:
-        """That a compressor is on trial."""
+        """Report that a compressor is being tried."""
         return [self.communication.note] if self.communication.note else []
 
     def when_settled(self, tell: Callable[[Choice], None]) -> None:
-        """How the trial of `compression: auto` ends, or has ended in an earlier attempt."""
+        """Report the result of the `compression: auto` trial, also of one in an earlier attempt."""
         trial = self.communication.compressor
         if not isinstance(trial, Trial):
             return
         trial.when_settled = lambda name, why: tell(_settled(name, why))
         if trial.choice:
-            tell(_settled(trial.choice, "as in this run's earlier attempt"))
+            tell(_settled(trial.choice, "as chosen in an earlier attempt of this run"))
 
 
 class DDPOfSeveral(DDPModel):
-    """One of several models: a loss may run through it and be another's."""
+    """One of several models: a loss may run through it and belong to another."""
 
     def __init__(
         self, wrapped: DistributedDataParallel, num_ranks: int, installed: Installed
@@ -257,7 +258,7 @@ class DDPOfSeveral(DDPModel):
         self.can_replay = False
 
     def backward(self, loss: torch.Tensor) -> None:
-        """To its own weights."""
+        """Add gradients to this model's own weights only."""
         if self._is_last:
             self._expect_gradients(loss)
         backward_to(self.inner, loss)
@@ -277,7 +278,7 @@ def _check_all_came(model: nn.Module) -> None:
                 Problem(
                     "parallel.ddp.find_unused_parameters",
                     f"the loss does not depend on {missing[0]}{more}",
-                    "set it to true, or freeze what is not trained (requires_grad_(False))",
+                    "set it to true, or freeze unused parameters (requires_grad_(False))",
                     has_value=False,
                 )
             ]

@@ -20,16 +20,16 @@ class DeepSpeed(Section):
     """Handed to DeepSpeed's ZeRO."""
 
     zero_stage: Literal[1, 2, 3] | None = None
-    """1: optimizer state in shards. 2: gradients too. 3: weights too. null: `config`'s, or 2."""
+    """1: shard optimizer state. 2: gradients too. 3: weights too. null: as in `config`, or 2."""
     offload_optimizer: Offload | None = None
     """Keep optimizer state in host memory (cpu) or on a disk (nvme); null: as in `config`."""
     offload_param: Offload | None = None
-    """Keep weights there; stage 3 only."""
+    """Keep weights in host memory (cpu) or on a disk (nvme); stage 3 only."""
     nvme_path: Path | None = None
-    """A folder on the disk that nvme offload uses."""
+    """Directory on the disk that nvme offload uses."""
     config: Path | dict[str, Any] | None = None
-    """DeepSpeed settings of one's own, a JSON file or its contents; what they say against this
-    config is refused."""
+    """Your own DeepSpeed settings: a JSON file or its contents. Settings that contradict this
+    config are refused."""
 
 
 def _run(config: RunConfig) -> Iterator[Problem]:
@@ -37,13 +37,13 @@ def _run(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             "parallel.dp_replicate",
             "ZeRO shards over all ranks",
-            "leave it out, or use parallel.strategy=fsdp for copies of shards",
+            "leave it out, or use parallel.strategy=fsdp for replicas of shards",
             config.parallel.dp_replicate,
         )
     if config.precision.dtype == "fp16":
         yield Problem(
             "precision.dtype",
-            "with DeepSpeed, loss scaling would be another one than here",
+            "DeepSpeed's loss scaling differs from Drivetrain's",
             "use bf16 or fp32, or parallel.strategy=fsdp",
             "fp16",
         )
@@ -54,8 +54,8 @@ def _offload(config: RunConfig) -> Iterator[Problem]:
     if "nvme" in (settings.offload_optimizer, settings.offload_param) and not settings.nvme_path:
         yield Problem(
             "parallel.deepspeed.nvme_path",
-            "offload to nvme needs a folder",
-            "name one on the disk to use",
+            "offload to nvme needs a directory",
+            "set it to one on the disk to use",
             has_value=False,
         )
     if settings.offload_param in ("cpu", "nvme") and settings.zero_stage in (1, 2):
@@ -80,7 +80,7 @@ def _stage(number: int) -> NamedLayout:
 
 TRAITS = Traits(
     name="deepspeed",
-    summary="shards, with offload, by DeepSpeed's ZeRO",
+    summary="sharding and offload by DeepSpeed's ZeRO",
     section=DeepSpeed,
     strategy="drivetrain.strategies.deepspeed.strategy:make",
     cost="drivetrain.strategies.deepspeed.cost:COST",

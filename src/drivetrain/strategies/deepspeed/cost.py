@@ -1,4 +1,4 @@
-"""What DeepSpeed's ZeRO takes, by its stages. Coarser than fsdp's: DeepSpeed is not traced."""
+"""The cost of DeepSpeed's ZeRO by stage. Coarser than fsdp's: DeepSpeed is not traced."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from drivetrain.strategies.cost import (
 from drivetrain.strategies.deepspeed import DeepSpeed
 from drivetrain.strategies.fsdp.cost import Between, ShardedWalk, sharded_exchanges
 
-# DeepSpeed's default buckets for reducing gradients and gathering weights: 5e8 elements, but never
-# more than there are
+# DeepSpeed's default bucket for reducing gradients and gathering weights: 5e8 elements, at most as
+# many as there are
 _BUCKET_BYTES = 2e9
 
 
 class ZeroWalk(Walk):
-    """Another walk, with ZeRO's state: it steps on a second copy of the weights' shard."""
+    """Another walk plus ZeRO's state: the optimizer steps on a second copy of its shard."""
 
     def __init__(
         self, under: Walk, parts: Sequence[PartNumbers], num_shards: int, stage: int
@@ -41,18 +41,18 @@ class ZeroWalk(Walk):
         self._saved = sum(part.saved for part in parts)
 
     def held(self) -> Held:
-        """Optimizer state in shards at every stage."""
+        """Return the underlying walk's, with sharded optimizer state at every stage."""
         return replace(self._under.held(), optimizer=self._state)
 
     def forward(self) -> list[Moment]:
-        """Stage 3 gathers; below it, all is told at the optimizer's moment."""
+        """Return the gathers of stage 3; below it, `optimizer` returns the step's worst moment."""
         return self._beside_bucket(self._under.forward()) if self._stage == 3 else []
 
     def backward(self) -> list[Moment]:
         return self._beside_bucket(self._under.backward()) if self._stage == 3 else []
 
     def optimizer(self, extra: float) -> Moment:
-        """Below stage 3, the step's worst moment under full copies, with ZeRO's gradients."""
+        """Return, below stage 3, the worst moment under full copies, with ZeRO's gradients."""
         under = self._under
         if self._stage == 3:
             return self._beside_bucket([under.optimizer(extra)])[0]
@@ -67,7 +67,7 @@ class ZeroWalk(Walk):
 
 
 class DeepSpeedCost(CostModel):
-    """Stage 1: optimizer state in shards; 2: gradients too; 3: weights too."""
+    """Stage 1: sharded optimizer state; 2: gradients too; 3: weights too."""
 
     def variants(
         self,
@@ -77,7 +77,7 @@ class DeepSpeedCost(CostModel):
         is_divided: bool,
         shard_sizes: Sequence[int],
     ) -> Iterator[Variant]:
-        """The three stages, over all ranks."""
+        """Yield the three stages, over all ranks."""
         stages: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
         if dp * cp > 1 and not is_divided:
             for stage in stages:
@@ -86,7 +86,7 @@ class DeepSpeedCost(CostModel):
     def walk(
         self, parts: Sequence[PartNumbers], is_root: Sequence[bool], hidden: float, use: Use
     ) -> Walk:
-        """As fsdp's that reduces every micro-batch (stage 3), or as ddp's."""
+        """Return fsdp's walk that reduces every micro-batch (stage 3), or ddp's."""
         stage, shards = _stage(use), use.layout.dp_shard
         if stage == 3 and use.num_shards > 1:
             between: Between = "shards" if use.accumulation > 1 else "none"
@@ -103,7 +103,7 @@ class DeepSpeedCost(CostModel):
         is_root: Sequence[bool],
         use: Use,
     ) -> list[Exchange]:
-        """Stage 1 all-reduces once a step, 2 every micro-batch; 3 reduce-scatters."""
+        """Return stage 1's all-reduce per step, 2's per micro-batch, or 3's reduce-scatter."""
         if use.layout.dp_shard == 1:
             return []
         trained = sum(part.trained for part in parts)
@@ -121,37 +121,36 @@ class DeepSpeedCost(CostModel):
             beside="backward",
             turns=reductions,
         )
-        # after the step, beside nothing
+        # after the step, without overlap
         return [reduce, Exchange("all_gather", ("dp_shard",), whole, blocks)]
 
     def label(self, use: Use) -> str:
         return f"zero-{_stage(use)}"
 
     def settings(self, use: Use) -> dict[str, str | int]:
-        """The stage, and offload in DeepSpeed's own words."""
+        """Return the stage, and offload under DeepSpeed's own key."""
         said: dict[str, str | int] = {"parallel.deepspeed.zero_stage": _stage(use)}
         if use.offload == "cpu":
             said["parallel.deepspeed.offload_optimizer"] = "cpu"
         return said
 
     def complexity(self, use: Use) -> float:
-        """Another engine."""
+        """Return more than for torch's strategies, because another engine is involved."""
         return 2.0
 
     def num_shards(self, use: Use) -> int:
-        """At every stage."""
+        """Optimizer state is sharded at every stage."""
         return use.num_shards
 
     def step_shards(self, use: Use) -> int:
-        """What the optimizer has in hand is counted whole below stage 3."""
+        """The optimizer's temporary memory is counted in full below stage 3."""
         return use.num_shards if _stage(use) == 3 else 1
 
     def can_offload(self, use: Use) -> bool:
-        """Where there are shards."""
         return use.num_shards > 1 and not use.is_divided
 
     def on_device(self, memory: Memory, use: Use) -> Memory:
-        """The optimizer's state is what is offloaded."""
+        """Return the memory without the optimizer state, which is what is offloaded."""
         return memory if use.offload == "none" else replace(memory, optimizer=0.0)
 
     def least_state(self, weights: float, trained: float, state: float, use: Use) -> float:

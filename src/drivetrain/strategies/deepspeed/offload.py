@@ -1,4 +1,4 @@
-"""Offload to a disk: what it needs of a machine, and a folder of each process's own."""
+"""Offload to a disk: what the machine must have, and a directory for each process."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pathlib import Path
 from drivetrain.core.errors import EnvironmentProblem, Problem
 from drivetrain.core.requirements import require
 
-# What offload to a disk needs of a machine: DeepSpeed compiles `async_io` at the first start.
+# What the machine must have for offload to a disk: DeepSpeed compiles `async_io` at first use.
 #
-# Looked for before DeepSpeed begins, whose own failure is some hundred lines of a compiler's.
+# This is checked before DeepSpeed starts, whose own error is a hundred lines of compiler output.
 
 
 def require_async_io() -> None:
-    """Say in one sentence what is missing; nothing is when DeepSpeed was installed with the op."""
+    """Raise EnvironmentProblem if `async_io` is not installed and cannot be compiled."""
     installed = require("deepspeed.git_version_info", extra="deepspeed").installed_ops
     if installed.get("async_io"):
         return
@@ -31,13 +31,13 @@ def require_async_io() -> None:
 
 
 def _missing() -> Problem | None:
-    """Of what a C++ extension of torch is compiled with, with the variables that torch reads."""
+    """Return what is missing to compile a C++ extension, with the variables that torch reads."""
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     if shutil.which(compiler[0]) is None:
-        return _problem(f"a C++ compiler, and {compiler[0]} is not there", "g++")
+        return _problem(f"a C++ compiler, and {compiler[0]} was not found", "g++")
     if shutil.which("ninja") is None:
         return _problem("ninja, which is not on PATH", "ninja-build")
-    # CFLAGS names the folder where libaio was installed by hand
+    # CFLAGS may name the directory of a manually installed libaio
     flags = shlex.split(os.environ.get("CFLAGS", ""))
     looked = subprocess.run(  # noqa: S603
         [*compiler, *flags, "-fsyntax-only", "-x", "c++", "-"],
@@ -47,7 +47,7 @@ def _missing() -> Problem | None:
         check=False,
     )
     if looked.returncode != 0:
-        return _problem("libaio.h, which is not there", "libaio-dev (dnf: libaio-devel)")
+        return _problem("libaio.h, which was not found", "libaio-dev (dnf: libaio-devel)")
     return None
 
 
@@ -60,17 +60,17 @@ def _problem(what: str, package: str) -> Problem:
     )
 
 
-# A folder of one process's own on the disk that is offloaded to.
+# A separate directory for each process on the disk that is used for offload.
 #
-# DeepSpeed names its files by rank alone and leaves them behind: two runs on one disk would write
-# into each other's weights, and the disk would fill. Who lives holds a lock on a file in its
-# folder, and the kernel lets go of it however the process ends.
+# DeepSpeed names its files by rank only and does not delete them: two runs on one disk would
+# overwrite each other's weights, and the disk would fill. Each live process holds a lock on a file
+# in its directory, which the kernel releases however the process ends.
 
 _PREFIX = "drivetrain-swap-"
 
 
 def own_folder(disk: Path, owner: object) -> Path:
-    """New on `disk`, and gone with `owner`; what ended processes left there is removed first."""
+    """Create a directory on `disk`, deleted with `owner`; first remove those of dead processes."""
     disk.mkdir(parents=True, exist_ok=True)
     with _alone(disk):
         _sweep(disk)
@@ -83,7 +83,7 @@ def own_folder(disk: Path, owner: object) -> Path:
 
 @contextmanager
 def _alone(disk: Path) -> Iterator[None]:
-    """A folder that is not locked yet must not be taken for one that is left behind."""
+    """Hold a lock on `disk`, so that a new, not yet locked directory is not seen as abandoned."""
     with (disk / f"{_PREFIX}lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -95,7 +95,7 @@ def _sweep(disk: Path) -> None:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(held)  # its owner lives
+            os.close(held)  # its owner is alive
         else:
             _remove(folder, held)
 

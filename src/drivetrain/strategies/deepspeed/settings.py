@@ -1,8 +1,8 @@
-"""From a run's config to DeepSpeed's, and a DeepSpeed file of the user's own into it.
+"""Build DeepSpeed's config from a run's config and the user's own DeepSpeed settings.
 
-What makes a step's numbers (batch, accumulation, clipping, optimizer, schedule, number format) is
-the run's alone. A file may repeat it, leave it open ("auto") or leave it out; what contradicts the
-run is a problem that names both. Everything else in the file is DeepSpeed's own affair.
+Only the run's config decides what affects a step's numbers (batch, accumulation, clipping,
+optimizer, schedule, number format). A file may repeat these settings, set them to "auto" or omit
+them; contradictions are problems that name both values. All other settings are passed through.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ OFFLOADS = ("offload_optimizer", "offload_param")
 _WHERE = "parallel.deepspeed.config"
 _OPEN = "auto"
 _RUNS_OWN = {
-    "optimizer": "the optimizer is the task's",
-    "scheduler": "the schedule is optimization.lr_scheduler_type",
+    "optimizer": "the task sets the optimizer",
+    "scheduler": "optimization.lr_scheduler_type sets the schedule",
 }
 _PREFETCH = "stage3_prefetch_bucket_size"
 _PRECISIONS = ("fp16", "bf16", "torch_autocast")
@@ -32,7 +32,7 @@ _PRECISIONS = ("fp16", "bf16", "torch_autocast")
 
 @dataclass(frozen=True)
 class Merged:
-    """What DeepSpeed is given, and why it cannot be."""
+    """The settings passed to DeepSpeed, and the problems that prevent it."""
 
     settings: Settings
     problems: tuple[Problem, ...]
@@ -42,11 +42,11 @@ class Merged:
         return int(self.settings["zero_optimization"]["stage"])
 
     def offload(self, what: str) -> str:
-        """Where `offload_optimizer` or `offload_param` puts things: none, cpu or nvme."""
+        """Return the device of `offload_optimizer` or `offload_param`: none, cpu or nvme."""
         return str(self._section(what).get("device", "none"))
 
     def folder(self, what: str) -> str | None:
-        """Of what goes to a disk."""
+        """Return the directory for offload to a disk."""
         return self._section(what).get("nvme_path")
 
     def _section(self, what: str) -> Settings:
@@ -54,7 +54,7 @@ class Merged:
 
 
 def merge(config: RunConfig, accumulation: int, profile: Profile) -> Merged:
-    """The user's file, if there is one, with what the run decides on top."""
+    """Return the user's settings, if any, overridden by what the run decides."""
     given = config.parallel.details(DeepSpeed).config
     theirs = _read(given) if isinstance(given, Path) else given or {}
     if isinstance(theirs, Problem):
@@ -66,7 +66,8 @@ def merge(config: RunConfig, accumulation: int, profile: Profile) -> Merged:
         *_batch_size(theirs, config),
     ]
     settings = _without_open({k: v for k, v in theirs.items() if k not in _PRECISIONS})
-    settings.pop("train_batch_size", None)  # DeepSpeed's own product; a short share breaks it
+    # DeepSpeed computes it as a product, which is wrong where a rank has fewer micro-batches
+    settings.pop("train_batch_size", None)
     merged = Merged(_laid_over(settings, ours), ())
     return Merged(merged.settings, tuple(problems or _impossible(merged)))
 
@@ -75,16 +76,16 @@ def _read(path: Path) -> Settings | Problem:
     try:
         read = json.loads(path.read_text())
     except OSError as error:
-        return Problem(_WHERE, f"cannot be read ({error.strerror})", "name a JSON file", str(path))
+        return Problem(_WHERE, f"cannot be read ({error.strerror})", "give a JSON file", str(path))
     except json.JSONDecodeError as error:
-        return Problem(_WHERE, f"is no JSON ({error})", "put it right", str(path))
+        return Problem(_WHERE, f"is not valid JSON ({error})", "fix the file", str(path))
     if not isinstance(read, dict):
-        return Problem(_WHERE, "holds no JSON object", "see DeepSpeed's config", str(path))
+        return Problem(_WHERE, "is not a JSON object", "see DeepSpeed's config", str(path))
     return read
 
 
 def _ours(config: RunConfig, accumulation: int, zero: Settings, profile: Profile) -> Settings:
-    """What the run decides. `zero` is the file's section, for what the run leaves open."""
+    """Return what the run decides; `zero` is the file's section, for what the run leaves open."""
     run = config.parallel.details(DeepSpeed)
     said = _said(zero.get("stage"))
     ours_zero: Settings = {"stage": run.zero_stage or (2 if said is None else said)}
@@ -94,20 +95,20 @@ def _ours(config: RunConfig, accumulation: int, zero: Settings, profile: Profile
     if _device("offload_param", run, zero) == "nvme" and _said(zero.get(_PREFETCH)) is None:
         ours_zero[_PREFETCH] = 0
     if _said(zero.get("reduce_bucket_size")) is None:
-        # a buffer of that many elements is kept; DeepSpeed's 500 million are for large models
+        # DeepSpeed allocates a buffer of that many elements; its 500 million suit large models
         ours_zero["reduce_bucket_size"] = max(1, min(500_000_000, profile.gradient_bytes // 4))
     settings: Settings = {
         "train_micro_batch_size_per_gpu": config.micro_batch_size,
         "gradient_accumulation_steps": accumulation,
-        # stated always: left out, DeepSpeed clips to 1
+        # always set: DeepSpeed's default is to clip to 1
         "gradient_clipping": config.optimization.max_grad_norm or 0.0,
         "zero_allow_untested_optimizer": True,
-        # the task's own optimizer steps on the host too; DeepSpeed's would be compiled first
+        # the task's own optimizer also works on the host; DeepSpeed's would have to be compiled
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": ours_zero,
     }
     if config.precision.dtype == "bf16":
-        # weights stay fp32, as under the other strategies; with an empty list gradients too
+        # weights stay fp32, as with the other strategies; with an empty list gradients do too
         settings["torch_autocast"] = {
             "enabled": True,
             "dtype": "bfloat16",
@@ -122,7 +123,7 @@ def _device(name: str, run: DeepSpeed, zero: Settings) -> str | None:
 
 
 def _offload(name: str, run: DeepSpeed, zero: Settings, profile: Profile) -> Settings:
-    """Where it goes and, on a disk, into which folder."""
+    """Return the device and, for a disk, the directory and buffer size."""
     ours: Settings = {}
     if getattr(run, name) is not None:
         ours["device"] = getattr(run, name)
@@ -131,7 +132,7 @@ def _offload(name: str, run: DeepSpeed, zero: Settings, profile: Profile) -> Set
     if run.nvme_path is not None:
         ours["nvme_path"] = str(run.nvme_path)
     if name == "offload_param" and _said((zero.get(name) or {}).get("buffer_size")) is None:
-        # five of that many elements are kept in locked memory; DeepSpeed's would be 2 GB
+        # DeepSpeed pins five buffers of that many elements; with its default they take 2 GB
         ours["buffer_size"] = max(1, min(100_000_000, profile.num_parameters))
     return ours
 
@@ -150,8 +151,8 @@ def _contradictions(theirs: Settings, ours: Settings, prefix: str = "") -> Itera
         elif said != value:
             yield Problem(
                 f"{_WHERE}: {prefix}{key}",
-                f"this run's is {value!r}",
-                f'say it in this config and leave it out there, or write "{_OPEN}"',
+                f"the run's config has {value!r}",
+                f'set it in the run\'s config and remove it there, or write "{_OPEN}"',
                 said,
             )
 
@@ -159,14 +160,14 @@ def _contradictions(theirs: Settings, ours: Settings, prefix: str = "") -> Itera
 def _not_theirs(theirs: Settings, config: RunConfig) -> Iterator[Problem]:
     for key, rule in _RUNS_OWN.items():
         if _said(theirs.get(key)) is not None:
-            yield Problem(f"{_WHERE}: {key}", rule, "leave it out there", theirs[key])
+            yield Problem(f"{_WHERE}: {key}", rule, "remove it there", theirs[key])
     for key in _PRECISIONS:
         section = theirs.get(key)
         if isinstance(section, dict) and _said(section.get("enabled")):
             yield Problem(
                 f"{_WHERE}: {key}.enabled",
-                f"this run's precision.dtype is {config.precision.dtype}",
-                "set precision.dtype (fp32 weights under autocast) and leave it out there",
+                f"the run's precision.dtype is {config.precision.dtype}",
+                "set precision.dtype (fp32 weights under autocast) and remove it there",
                 section["enabled"],
             )
 
@@ -176,18 +177,18 @@ def _batch_size(theirs: Settings, config: RunConfig) -> Iterator[Problem]:
     if said is not None and said != config.global_batch_size:
         yield Problem(
             f"{_WHERE}: train_batch_size",
-            f"this run's global_batch_size is {config.global_batch_size}",
+            f"the run's global_batch_size is {config.global_batch_size}",
             f'make them the same, or write "{_OPEN}"',
             said,
         )
 
 
 def _impossible(merged: Merged) -> Iterator[Problem]:
-    """What the file and the config only say together."""
+    """Yield problems that only the file and the config together show."""
     if merged.stage not in (1, 2, 3):
         yield Problem(
             f"{_WHERE}: zero_optimization.stage",
-            "ZeRO has the stages 1, 2 and 3",
+            "ZeRO has stages 1, 2 and 3",
             "use one of them, or parallel.strategy=ddp",
             merged.stage,
         )
@@ -201,7 +202,7 @@ def _impossible(merged: Merged) -> Iterator[Problem]:
     if merged.offload("offload_optimizer") == "nvme" and merged.stage != 3:
         yield Problem(
             "parallel.deepspeed.offload_optimizer",
-            f"DeepSpeed offloads to a disk at stage 3, not {merged.stage}",
+            f"DeepSpeed offloads to a disk only at stage 3, not {merged.stage}",
             "use zero_stage=3, or cpu",
             "nvme",
         )
@@ -210,16 +211,16 @@ def _impossible(merged: Merged) -> Iterator[Problem]:
     if merged.offload("offload_param") == "nvme" and prefetch:
         yield Problem(
             f"{_WHERE}: zero_optimization.{_PREFETCH}",
-            "fetching weights ahead from a disk, DeepSpeed asks for one twice and fails",
-            "leave it out there, or offload weights to cpu",
+            "when prefetching weights from a disk, DeepSpeed requests one twice and fails",
+            "remove it there, or offload weights to cpu",
             prefetch,
         )
     for what in OFFLOADS:
         if merged.offload(what) == "nvme" and not merged.folder(what):
             yield Problem(
                 f"{_WHERE}: zero_optimization.{what}",
-                "offload to nvme needs a folder",
-                "name one on the disk to use: parallel.deepspeed.nvme_path",
+                "offload to nvme needs a directory",
+                "set parallel.deepspeed.nvme_path to one on the disk to use",
                 has_value=False,
             )
 

@@ -1,7 +1,7 @@
-"""What ZeRO has cut up, under the user's names and back again.
+"""Convert what ZeRO has sharded to tensors under the user's names, and back.
 
-A parameter is put together on all ranks, one at a time, and each keeps its slice along dim 0: so a
-checkpoint is written by all ranks at once, in the same form as fsdp's, and any layout can load it.
+Parameters are gathered on all ranks one at a time, and each rank keeps its slice along dim 0. So
+all ranks write a checkpoint together, in the same form as fsdp's, and any layout can load it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from drivetrain.parallel.model import Wanted, every_one
 from drivetrain.parallel.parts import whole
 from drivetrain.parallel.world import World
 
-# The flat pieces that ZeRO's optimizer steps on, and what the user's optimizer keeps about them.
+# The flat tensors that ZeRO's optimizer steps on, and the user's optimizer's state of them.
 #
-# All that is known here of DeepSpeed's inside: stages 1 and 2 have one flat piece per parameter
-# group, stage 3 one per sub-group, which may lie on a disk while it is not used. A piece is read
-# and written `at_hand`: from the disk once for all of its parameters, not once for each.
+# This is the only code that depends on DeepSpeed's internals: stages 1 and 2 have one flat tensor
+# per parameter group, stage 3 one per sub-group, which may be on a disk while it is not used. It is
+# read and written inside `at_hand`: from the disk once for all parameters, not once for each.
 
 
 class FlatGroups:
-    """Stages 1 and 2."""
+    """The flat tensors of stages 1 and 2."""
 
     def __init__(self, zero: Any) -> None:
         self._zero = zero
@@ -37,16 +37,16 @@ class FlatGroups:
 
     @staticmethod
     def of(zero: Any, stage: int) -> FlatGroups:
-        """The kind that fits the stage."""
+        """Return the class for this stage."""
         return SubGroups(zero) if stage == 3 else FlatGroups(zero)
 
     @property
     def pieces(self) -> list[torch.Tensor]:
-        """This rank's part of each group, flat, in fp32."""
+        """This rank's shard of each group, flat, in fp32."""
         return list(self._zero.single_partition_of_fp32_groups)
 
     def group_of(self, parameter: nn.Parameter) -> int:
-        """The piece a parameter lies in."""
+        """Return the index of the piece that contains a parameter."""
         return next(
             index
             for index, group in enumerate(self._zero.bit16_groups)
@@ -56,7 +56,7 @@ class FlatGroups:
     def by_group(
         self, named: Iterable[tuple[str, nn.Parameter]]
     ) -> dict[int, list[tuple[str, nn.Parameter]]]:
-        """Parameters by the piece they lie in; in the same order on all ranks."""
+        """Return parameters by the piece that contains them, in the same order on all ranks."""
         groups: dict[int, list[tuple[str, nn.Parameter]]] = {}
         for name, parameter in named:
             groups.setdefault(self.group_of(parameter), []).append((name, parameter))
@@ -64,20 +64,20 @@ class FlatGroups:
 
     @contextmanager
     def at_hand(self, group: int, *, will_change: bool = False) -> Iterator[None]:
-        """In here a piece and its state can be read; with `will_change`, changed too."""
+        """Make a piece and its state readable and, with `will_change`, writable inside."""
         yield
 
     def refresh_weights(self) -> None:
-        """Take the pieces anew from the model's weights."""
+        """Copy the model's weights to the pieces."""
         self._zero.refresh_fp32_params()
 
     def keys_per_element(self, group: int) -> list[str]:
-        """What the optimizer keeps for each element, such as Adam's moments."""
+        """Return the keys of state that has a value per element, such as Adam's moments."""
         piece = self.pieces[group]
         return [k for k, v in self._state(piece).items() if _is_per_element(v, piece)]
 
     def common(self, group: int) -> dict[str, Any]:
-        """What it keeps once, such as the number of steps."""
+        """Return the state that exists once per piece, such as the number of steps."""
         piece = self.pieces[group]
         return {
             key: value
@@ -95,16 +95,16 @@ class FlatGroups:
                 state[key] = type(now)(value)
 
     def get(self, parameter: nn.Parameter, key: str) -> torch.Tensor:
-        """A parameter's numbers, put together from all ranks. A collective call."""
+        """Return a parameter's state gathered from all ranks. A collective call."""
         whole: torch.Tensor = _api().safe_get_full_optimizer_state(parameter, key)
         return whole
 
     def set(self, parameter: nn.Parameter, key: str, whole: torch.Tensor) -> None:
-        """This rank's part of them."""
+        """Write this rank's shard of a parameter's state."""
         _api().safe_set_full_optimizer_state(parameter, whole, key)
 
     def make_state(self) -> None:
-        """Let the optimizer make what it keeps, as in a step that moves nothing; all zeros."""
+        """Let the optimizer create its state, with a step that changes no weights; all zeros."""
         if any(self._state(piece) for piece in self.pieces):
             return
         rates = [group["lr"] for group in self._optimizer.param_groups]
@@ -123,16 +123,16 @@ class FlatGroups:
         self.link()
 
     def link(self) -> None:
-        """DeepSpeed finds a parameter's part of the state.
+        """Let DeepSpeed link each parameter to its part of the state.
 
-        It links by itself when the first of its groups has stepped, and the others have none yet.
+        By itself, DeepSpeed links when the first group has stepped and the others have no state.
         """
         if any(self._state(piece) for piece in self.pieces):
             self._zero._hp_optimizer_states_linked = False  # noqa: SLF001
             self._zero._lazy_init_hp_params_optimizer_state()  # noqa: SLF001
 
     def _state(self, piece: torch.Tensor) -> dict[str, Any]:
-        # not by indexing, which would make an empty entry
+        # not by indexing, which would create an empty entry
         state: dict[str, Any] = self._optimizer.state.get(piece, {})
         return state
 
@@ -144,20 +144,19 @@ class FlatGroups:
 
 
 class SubGroups(FlatGroups):
-    """Stage 3."""
+    """The flat tensors of stage 3."""
 
     @property
     def pieces(self) -> list[torch.Tensor]:
-        """This rank's part of each sub-group."""
+        """This rank's shard of each sub-group."""
         return list(self._zero.fp32_partitioned_groups_flat)
 
     def group_of(self, parameter: nn.Parameter) -> int:
-        """DeepSpeed has noted it."""
         return int(self._zero.grad_position[self._zero.get_param_id(parameter)][0])
 
     @contextmanager
     def at_hand(self, group: int, *, will_change: bool = False) -> Iterator[None]:
-        """A piece that lies on a disk is brought in for the time."""
+        """As in the base class; a piece on a disk is in memory inside."""
         if not self._zero._swappable_optimizer_subgroup(group):  # noqa: SLF001
             yield
             return
@@ -169,23 +168,23 @@ class SubGroups(FlatGroups):
             self._zero._release_swap_buffers(group)  # noqa: SLF001
 
     def refresh_weights(self) -> None:
-        """DeepSpeed's own takes pieces and weights for being in memory."""
+        """Copy the weights here: DeepSpeed's own method expects everything in memory."""
         for group, piece in enumerate(self.pieces):
             with torch.no_grad(), self.at_hand(group, will_change=True):
                 weights = self._zero.fp16_partitioned_groups_flat[group]
-                if weights is None:  # they lie on a disk
+                if weights is None:  # they are on a disk
                     self._zero._swap_in_sub_group_to_flat_buffer(piece, group)  # noqa: SLF001
                 else:
                     piece.copy_(weights)
 
     def get(self, parameter: nn.Parameter, key: str) -> torch.Tensor:
-        """Not by DeepSpeed's own, which would bring the piece in from the disk again."""
+        """Gather without DeepSpeed's own function, which would read the piece from disk again."""
         part = self._part(parameter, key)
         whole: torch.Tensor = self._zero._fp32_state_allgather(parameter, part)  # noqa: SLF001
         return whole
 
     def set(self, parameter: nn.Parameter, key: str, whole: torch.Tensor) -> None:
-        """DeepSpeed pads what the ranks do not divide evenly, and so does this."""
+        """Write this rank's shard, padded like DeepSpeed's if it does not divide evenly."""
         part = self._part(parameter, key).zero_()
         start = len(part) * int(self._zero._get_param_partition_rank(parameter))  # noqa: SLF001
         mine = whole.flatten()[start : start + len(part)]
@@ -203,7 +202,7 @@ class SubGroups(FlatGroups):
         group["params"] = []
 
     def link(self) -> None:
-        """Nothing to link: DeepSpeed looks it up each time."""
+        """Do nothing: DeepSpeed looks up the state each time."""
 
 
 def _api() -> ModuleType:
@@ -218,7 +217,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Shards:
-    """A model whose weights, or optimizer state, DeepSpeed has spread over the ranks."""
+    """A model whose weights or optimizer state DeepSpeed has sharded over the ranks."""
 
     engine: Any
     """DeepSpeed's engine."""
@@ -231,14 +230,14 @@ class Shards:
         self.stage = stage
 
     def whole_tensors(self, wanted: Wanted = every_one) -> Iterator[tuple[str, Any]]:
-        """Each is only there while it is looked at."""
+        """Yield each tensor in full; it is gathered only until the next one."""
         for name, tensor in self._named_tensors():
             if wanted(name):
                 with self._gathered([tensor]):
                     yield name, tensor.detach()
 
     def model_state(self) -> Tensors:
-        """Each weight's slice; buffers as they are."""
+        """Return this rank's slice of each weight, and full buffers."""
         slices = {}
         for name, tensor in self._named_tensors():
             if isinstance(tensor, nn.Parameter):
@@ -249,7 +248,7 @@ class Shards:
         return slices
 
     def optimizer_state(self, *, make: bool = False) -> dict[str, Any]:
-        """Slices of what is kept for each element, and what a group has in common."""
+        """Return this rank's slices of per-element state, and the state common to a group."""
         flat = FlatGroups.of(self.zero, self.stage)
         if make:
             flat.make_state()
@@ -267,7 +266,7 @@ class Shards:
         return state
 
     def put_back(self, model: Mapping[str, torch.Tensor], optimizer: Mapping[str, Any]) -> None:
-        """Weights first: DeepSpeed takes its own copy of them from the model's."""
+        """Load weights, then optimizer state: DeepSpeed copies the weights from the model."""
         for name, tensor in self._named_tensors():
             full = whole(model[name])
             with torch.no_grad(), self._gathered([tensor], will_change=True):
@@ -296,7 +295,7 @@ class Shards:
     def _gathered(
         self, tensors: Iterable[torch.Tensor], *, will_change: bool = False
     ) -> AbstractContextManager[None]:
-        """Stage 3 keeps weights in pieces; whole in here."""
+        """Make tensors available in full inside; stage 3 keeps weights in shards."""
         if self.stage != 3:
             return nullcontext()
         deepspeed = require("deepspeed", extra="deepspeed")
@@ -311,7 +310,8 @@ class Shards:
         if mesh is None or whole.ndim == 0:
             return whole.clone()
         axes = [Replicate()] * (mesh.ndim - 1)
-        # None: every rank has the whole, so nothing is sent; a copy, or the whole would stay
+        # src_data_rank=None: every rank has the full tensor, so nothing is sent. The local shard is
+        # cloned below because a view would keep the full tensor alive.
         cut = distribute_tensor(whole, mesh, [*axes, Shard(0)], src_data_rank=None)
         return DTensor.from_local(
             cut.to_local().clone(),
@@ -324,7 +324,7 @@ class Shards:
 
 
 def _agreed(names: list[str], keys: list[str], optimizer: Mapping[str, Any]) -> dict[str, float]:
-    """One value per key for all of a group."""
+    """Return one value per key for all parameters of a group; ConfigError if they differ."""
     agreed: dict[str, float] = {}
     for name in names:
         for key in keys:
@@ -340,7 +340,7 @@ def _differ(name: str, key: str) -> ConfigError:
             Problem(
                 f"optimizer.{name}.{key}",
                 "differs between parameters of one group, and ZeRO has one value for all of them",
-                "resume with the strategy that was saved, or put these parameters in own groups",
+                "resume with the strategy that saved it, or give these parameters separate groups",
                 has_value=False,
             )
         ]

@@ -31,15 +31,15 @@ from drivetrain.strategies.deepspeed.settings import OFFLOADS, Merged, merge
 from drivetrain.strategies.deepspeed.shards import Shards
 from drivetrain.strategies.strategy import Cost, Profile, Strategy, cost_now, memory_problems
 
-# DeepSpeedModel: a model that DeepSpeed has in hand, as the run's engine sees it.
+# DeepSpeedModel: a model managed by DeepSpeed, behind the run's interface.
 #
-# Who owns what: the run decides which samples make up a step, how losses are weighted, the learning
-# rate and when gradients travel; DeepSpeed has the gradients, adds them up over ranks, clips them
-# and steps the user's own torch optimizer on its shard.
+# The run decides which samples make up a step, how losses are weighted, the learning rate and when
+# gradients are sent. DeepSpeed has the gradients, adds them up over ranks, clips them and steps the
+# user's own torch optimizer on its shard.
 
 
 class DeepSpeedModel(Shards, ParallelModel):
-    """A model under ZeRO; DeepSpeed comes in with the optimizer, which it has to be given."""
+    """A model under ZeRO. DeepSpeed is initialized later, because it needs the optimizer."""
 
     needs_every_turn = True  # stages 2 and 3 reduce in every backward, 1 in the last
 
@@ -54,12 +54,12 @@ class DeepSpeedModel(Shards, ParallelModel):
         self._settings = settings
 
     def take_over(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let DeepSpeed shard the model and what the optimizer will keep."""
+        """Let DeepSpeed shard the model and the optimizer's state."""
         deepspeed = load_deepspeed(self.world)
         config = self._on_own_folder()
         if self.stage == 3:
-            # Weight by weight from the host: DeepSpeed's engine would move them all to the device
-            # first. Not before there is an optimizer, which may look at their shapes.
+            # Shards weights one by one from the host: DeepSpeed's engine would first move all of
+            # them to the device. Not earlier, because creating an optimizer may need their shapes.
             deepspeed.zero.Init(module=self.inner, config_dict_or_path=config, dtype=torch.float32)
         engine, zero, _, _ = deepspeed.initialize(
             model=self.inner,
@@ -72,7 +72,7 @@ class DeepSpeedModel(Shards, ParallelModel):
         self.engine, self.zero, self.module = engine, zero, engine
 
     def _on_own_folder(self) -> dict[str, Any]:
-        """The settings, with a folder for this process alone on a disk that is offloaded to."""
+        """Return the settings, with a directory for this process only on each offload disk."""
         zero = dict(self._settings["zero_optimization"])
         on_disk = [what for what in OFFLOADS if zero.get(what, {}).get("device") == "nvme"]
         if on_disk:
@@ -83,51 +83,52 @@ class DeepSpeedModel(Shards, ParallelModel):
         return {**self._settings, "zero_optimization": zero}
 
     def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:
-        """Tell DeepSpeed where the step ends: it would count by itself, and turns may be empty."""
+        """Tell DeepSpeed where the step ends: its own count is wrong with empty micro-batches."""
         self.engine.set_gradient_accumulation_boundary(is_last)
         return NOTHING
 
     def backward(self, loss: torch.Tensor) -> None:
-        """The loss is weighted already."""
+        """Run backward without scaling: the loss is already weighted."""
         self.engine.backward(loss, scale_wrt_gas=False)
 
     def finish_gradients(self) -> None:
-        """DeepSpeed has finished them at the end of the last backward."""
+        """Do nothing: DeepSpeed has finished them at the end of the last backward."""
 
     def step(self, correction: torch.Tensor | None) -> torch.Tensor:
-        """The correction is a loss scale that is only known after backward.
+        """Clip and step; return the gradient norm.
 
-        DeepSpeed divides gradients and their norm by the loss scale before it clips: exactly what
-        a count that is not the samples' asks for.
+        A correction is a loss scale that is known only after backward. DeepSpeed divides gradients
+        and their norm by the loss scale before it clips, which is what is needed when losses are
+        weighted by a count other than the number of samples.
         """
         if correction is not None:
             self.zero.override_loss_scale(1.0 / float(correction))
         self.engine.step()
         if correction is not None:
-            self.zero.override_loss_scale(1.0)  # the next losses are not to be multiplied by it
+            self.zero.override_loss_scale(1.0)  # it must not scale the next losses
         return torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32)
 
     def total_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        """Not asked for: DeepSpeed has the gradients."""
+        """Not used: DeepSpeed has the gradients."""
         return torch.nn.utils.get_total_norm(gradients)
 
     def local(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Not asked for either."""
+        """Not used: DeepSpeed has the gradients."""
         return gradients
 
 
 def load_deepspeed(world: World) -> ModuleType:
-    """Import it, quietly, on the process group that is there."""
-    os.environ.setdefault("DS_ACCELERATOR", world.device.type)  # or it wonders where the GPU is
+    """Import DeepSpeed without its log output, and use the existing process group."""
+    os.environ.setdefault("DS_ACCELERATOR", world.device.type)  # or it looks for a GPU
     deepspeed = require("deepspeed", extra="deepspeed")
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    # it calls torch's collectives by names that torch is about to drop; not the user's affair
+    # it uses deprecated names of torch's collectives, which users can do nothing about
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
-    # Shared-memory collectives for inference on CPUs: compiled at the first start, and their
-    # buffers would stay in shared memory after the last. Training never calls them.
+    # Shared-memory collectives for inference on CPUs would be compiled at the first start, and
+    # their buffers would stay in shared memory afterwards. Training does not use them.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     os.environ.setdefault("LOCAL_RANK", str(world.identity.local_rank))
-    if not dist.is_initialized():  # a single rank, which offload can be for
+    if not dist.is_initialized():  # a single rank, for example with offload
         store = HashStore()
         dist.init_process_group(world.accelerator.backend, store=store, rank=0, world_size=1)
     if not deepspeed.comm.is_initialized():
@@ -140,7 +141,7 @@ def _replaced(optimizer: torch.optim.Optimizer) -> ConfigError:
         [
             Problem(
                 "optimizer",
-                "DeepSpeed replaces it by one of its own making, out of the schedule's reach",
+                "DeepSpeed replaces it with its own, which the schedule cannot reach",
                 "use another optimizer, or parallel.strategy=fsdp",
                 type(optimizer).__name__,
             )
@@ -149,27 +150,27 @@ def _replaced(optimizer: torch.optim.Optimizer) -> ConfigError:
 
 
 def make(config: RunConfig, micro_batch_blocks: list[range]) -> Strategy:
-    """ZeRO is told how many micro-batches a step has."""
+    """Return the strategy, with the largest number of micro-batches that a rank has per step."""
     return DeepSpeedStrategy(config, accumulation=max(map(len, micro_batch_blocks)))
 
 
 class DeepSpeedStrategy(Strategy):
-    """DeepSpeed's ZeRO."""
+    """Sharded data parallelism by DeepSpeed's ZeRO."""
 
     def __init__(self, config: RunConfig, accumulation: int) -> None:
         self._config = config
         self._accumulation = accumulation
 
     def problems(self, profile: Profile, layout: Layout, cluster: Cluster) -> list[Problem]:
-        """The user's file must agree with the run, the weights be fp32, and the shards fit."""
+        """Check that the user's file agrees with the run, weights are fp32 and shards fit."""
         found = list(self._merged(profile).problems)
         if profile.dtypes - {"float32"}:
             names = ", ".join(sorted(profile.dtypes))
             found.append(
                 Problem(
                     "parallel.strategy",
-                    f"ZeRO here keeps fp32 weights, and the model has {names}",
-                    "make the model in fp32 (precision.dtype sets what it computes in)",
+                    f"requires fp32 weights, and the model has {names}",
+                    "create the model in fp32 (precision.dtype sets the compute precision)",
                     "deepspeed",
                 )
             )
@@ -179,7 +180,7 @@ class DeepSpeedStrategy(Strategy):
         return memory_problems(self.cost(profile, layout, cluster), cluster, remedy)
 
     def cost(self, profile: Profile, layout: Layout, cluster: Cluster) -> Cost:
-        """Per stage, what is in shards; what is offloaded is not on the device."""
+        """Return the cost of this stage on the device, without what is offloaded."""
         merged = self._merged(profile)
         options = DeepSpeed.model_construct(zero_stage=merged.stage)
         offload = "none" if merged.offload("offload_optimizer") == "none" else "cpu"
@@ -189,9 +190,9 @@ class DeepSpeedStrategy(Strategy):
         return cost if keeps_weights else replace(cost, parameter_bytes=0)
 
     def apply(self, model: nn.Module, world: World) -> ParallelModel:
-        """Not yet sharded: DeepSpeed wants the optimizer too, which comes next."""
+        """Return the model, not yet sharded: DeepSpeed also needs the optimizer (`take_over`)."""
         merged = self._merged(Profile.of(model))
-        if merged.stage == 3:  # the whole need not fit: DeepSpeed takes one weight after the other
+        if merged.stage == 3:  # the full model need not fit: DeepSpeed moves weights one by one
             _move_buffers(model, world.device)
         else:
             model.to(world.device)

@@ -17,11 +17,11 @@ class FSDP(Section):
     """Handed to torch's FSDP2 `fully_shard`."""
 
     shard_modules: tuple[str, ...] = ()
-    """Classes (`LlamaDecoderLayer`) and names of modules (`lm_head`) to shard one by one; empty:
-    the repeated blocks of the model are found."""
+    """Classes (`LlamaDecoderLayer`) and names of modules (`lm_head`) to shard separately; empty:
+    the model's repeated blocks, found automatically."""
     reshard_after_forward: bool | Literal["auto"] = "auto"
     """Free gathered weights after forward (less memory), or keep them (less traffic); auto: free
-    the blocks', keep the root's, which backward needs first."""
+    those of the blocks, keep those of the root, which backward needs first."""
     reduce_every_micro_batch: bool = False
     """Reduce gradients to shards after every micro-batch (less memory), or keep them unsharded on
     each rank and reduce once per step (less traffic)."""
@@ -32,8 +32,8 @@ def _schedule(config: RunConfig) -> Iterator[Problem]:
     if config.parallel.pp > 1 and schedule in ("zero_bubble", "zbv", "dualpipev"):
         yield Problem(
             "parallel.pipeline.schedule",
-            "splits backward in two, which fsdp's sharding does not follow",
-            "use 1f1b, interleaved_1f1b, looped_bfs or gpipe, or leave strategy at ddp",
+            "splits backward in two, which fsdp does not support",
+            "use 1f1b, interleaved_1f1b, looped_bfs or gpipe, or parallel.strategy=ddp",
             schedule,
         )
 
@@ -42,7 +42,7 @@ _THIS = {"parallel.strategy": "fsdp"}
 
 TRAITS = Traits(
     name="fsdp",
-    summary="weights, gradients and optimizer state in shards",
+    summary="sharded weights, gradients and optimizer state",
     section=FSDP,
     strategy="drivetrain.strategies.fsdp.strategy:make",
     cost="drivetrain.strategies.fsdp.cost:COST",

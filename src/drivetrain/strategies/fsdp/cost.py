@@ -1,4 +1,4 @@
-"""What fsdp takes: shards at rest, whole weights while a block is at work."""
+"""The cost of fsdp: shards at rest, gathered weights while a block runs."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from drivetrain.strategies.cost import (
 )
 from drivetrain.strategies.fsdp import FSDP
 
-# FSDP2's walk through a step: shards at rest, whole weights while a block is at work.
+# FSDP2's memory through a step: shards at rest, gathered weights while a block runs.
 #
-# What torch's `fully_shard` does on the way, in bytes: `U` a part's weights in the compute
-# precision, `R` its gradients in the precision they are reduced in, `r` the root (all that is in no
-# block), whose weights stay whole from its forward to the end of backward.
+# What torch's `fully_shard` needs, in bytes: `U` a part's weights in the compute precision, `R` its
+# gradients in the precision they are reduced in, `r` the root (everything that is in no block),
+# whose weights stay gathered from its forward to the end of backward.
 #
-#     forward, block i     U_r + 2·U_i      the whole weights, and the gather they were copied from
-#     backward, block i    U_r + U_i + U_(i-1) + R_(i+1)    the next gather is under way, the last
-#                                           reduction's input is held
-#     end of block i       U_r + U_(i-1) + gradients of i + R_i + R_i/n + a hidden state on its way
+#     forward, block i     U_r + 2·U_i      gathered weights, and the buffer they were copied from
+#     backward, block i    U_r + U_i + U_(i-1) + R_(i+1)    the next gather is in flight, and the
+#                                           previous reduction's input is still held
+#     end of block i       U_r + U_(i-1) + gradients of i + R_i + R_i/n + a hidden state in flight
 
 Between = Literal["none", "shards", "whole"]
-"""What there is of gradients when a micro-batch begins."""
+"""Which gradients exist when a micro-batch starts."""
 
 
 class ShardedWalk(Walk):
-    """One rank's stage, weights in `num_shards` shards."""
+    """The memory of one rank's stage with weights in `num_shards` shards."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ShardedWalk(Walk):
         )
 
     def held(self) -> Held:
-        """Shards; buffers whole."""
+        """Return the shards, and full buffers."""
         parts, shards = self._parts, self._shards
         return Held(
             sum(part.parameters for part in parts) / shards,
@@ -78,16 +78,16 @@ class ShardedWalk(Walk):
         )
 
     def gradient_shards(self) -> float:
-        """All of this rank's gradients, reduced."""
+        """Return the bytes of this rank's gradients after reduction."""
         return sum(part.trained for part in self._parts) / self._shards
 
     def forward(self) -> list[Moment]:
-        """Each block's weights are whole while it runs."""
+        """Return the moments of forward; each block's weights are gathered while it runs."""
         points: list[Moment] = []
         saved = 0.0
         waiting = self._accumulated(len(self._parts)) + self._earlier_shards()
         for index, part in enumerate(self._parts):
-            # the gather before this one is freed when this one has arrived
+            # the previous gather's buffer is freed when this gather is complete
             earlier = self._root if index == 1 and self._is_root[0] else self._whole(index - 1)
             own = self._root if index == 0 and self._is_root[0] else 2 * self._whole(index)
             gathered = self._root + max(own, earlier + self._whole(index))
@@ -96,7 +96,7 @@ class ShardedWalk(Walk):
         return points
 
     def backward(self) -> list[Moment]:
-        """Whole gradients of a block are reduced to shards when its backward is through."""
+        """Return the moments of backward; a block's gradients are reduced after its backward."""
         points: list[Moment] = []
         saved = sum(part.saved for part in self._parts)
         last = len(self._parts) - 1
@@ -109,7 +109,7 @@ class ShardedWalk(Walk):
             gradients = root_gradients + shards_made + self._accumulated(index + 1)
             gathered = self._root + self._whole(index) + held_input
             if self._is_root[index]:
-                # the next gather begins when the loss's own backward is through
+                # the next gather starts after the backward of the loss
                 points.append(Moment("backward", saved + work.peak, gradients + own, gathered))
                 end = saved + max(work.end, 0.0) + self._hidden
                 points.append(
@@ -127,20 +127,19 @@ class ShardedWalk(Walk):
                     self._root + before + reduced * (1 + 1 / self._shards),
                 )
             )
-            if self._between != "shards":  # or it is added to the one that is there
+            if self._between != "shards":  # otherwise it is added to the existing shard
                 shards_made += part.trained / self._shards
             held_input = reduced
-        # its whole weights are given back before its gradients are reduced
+        # the root's gathered weights are freed before its gradients are reduced
         end = self._root_trained * (1 + 1 / self._shards)
         points.append(Moment("backward", 0.0, root_gradients + shards_made, end))
         return points
 
     def optimizer(self, extra: float) -> Moment:
-        """On this rank's shards."""
         return Moment("optimizer", extra, self.gradient_shards())
 
     def _whole(self, index: int) -> float:
-        """A block's weights, put together; the root's are counted by themselves."""
+        """Return the bytes of a block's gathered weights; the root is counted separately."""
         if not 0 <= index < len(self._parts) or self._is_root[index]:
             return 0.0
         return self._use.whole(self._parts[index]) * self._ratio
@@ -149,7 +148,7 @@ class ShardedWalk(Walk):
         return self.gradient_shards() if self._between == "shards" else 0.0
 
     def _accumulated(self, upto: int) -> float:
-        """Whole gradients of earlier micro-batches, of the parts not yet reduced."""
+        """Return the bytes of earlier micro-batches' full gradients of parts not yet reduced."""
         if self._between != "whole":
             return 0.0
         root = self._root_trained
@@ -162,7 +161,7 @@ class ShardedWalk(Walk):
 
 
 class FSDPCost(CostModel):
-    """FSDP2: weights are gathered block by block, forward and back, and gradients reduced."""
+    """FSDP2: weights are gathered block by block in forward and backward; gradients are reduced."""
 
     def variants(
         self,
@@ -172,7 +171,7 @@ class FSDPCost(CostModel):
         is_divided: bool,
         shard_sizes: Sequence[int],
     ) -> Iterator[Variant]:
-        """Copies of shards, by how many ranks a copy is over."""
+        """Yield the splits into copies and shards, for each number of shards."""
         if dp * cp > 1:
             for shard in shard_sizes:
                 yield Variant(dp // shard, shard, FSDP())
@@ -180,7 +179,7 @@ class FSDPCost(CostModel):
     def walk(
         self, parts: Sequence[PartNumbers], is_root: Sequence[bool], hidden: float, use: Use
     ) -> Walk:
-        """FSDP2's, or that of one rank."""
+        """Return FSDP2's walk, or that of a full copy if there is only one shard."""
         accumulates = use.accumulation > 1
         if use.num_shards == 1:
             return CopiedWalk(parts, keeps_gradients=accumulates or use.layout.dp > 1)
@@ -193,12 +192,12 @@ class FSDPCost(CostModel):
     def exchanges(
         self, parts: Sequence[PartNumbers], is_root: Sequence[bool], use: Use
     ) -> list[Exchange]:
-        """Weights, for each micro-batch; gradients; and what copies of the shards add up."""
+        """Return gathers per micro-batch, gradient reductions, and all-reduces between copies."""
         trained = sum(part.trained for part in parts)
         if use.num_shards == 1:
             return reduced_copies(trained, use)
         whole = [part.parameters - (part.experts if _spreads(use) else 0.0) for part in parts]
-        # the root stays whole from its forward to the end of backward; a block can be told to
+        # the root stays gathered from its forward to the end of backward; blocks optionally
         keeps = use.options.reshard_after_forward is False
         again = [size for size, root in zip(whole, is_root, strict=True) if not root and not keeps]
         reductions = use.accumulation if use.options.reduce_every_micro_batch else 1
@@ -213,49 +212,46 @@ class FSDPCost(CostModel):
         ]
 
     def label(self, use: Use) -> str:
-        """HSDP, where there are copies of shards."""
+        """Return "hsdp" if there are copies of shards, else "fsdp"."""
         return "hsdp" if use.layout.dp_replicate > 1 and use.num_shards > 1 else "fsdp"
 
     def remark(self, use: Use) -> str:
-        """Where gradients are reduced more often than once a step."""
+        """Return "reduce each" if gradients are reduced in every micro-batch."""
         return "reduce each" if use.options.reduce_every_micro_batch else ""
 
     def settings(self, use: Use) -> dict[str, str | int]:
-        """Where gradients are reduced more often than once a step."""
         if not use.options.reduce_every_micro_batch:
             return {}
         return {"parallel.fsdp.reduce_every_micro_batch": "true"}
 
     def complexity(self, use: Use) -> float:
-        """One more than copies."""
+        """Return 1, or slightly more if gradients are reduced in every micro-batch."""
         return 1.1 if use.options.reduce_every_micro_batch else 1.0
 
     def leaner(self, use: Use) -> Section | None:
-        """Gradients reduced in every micro-batch, where they would lie whole in between."""
+        """Return options that reduce in every micro-batch, if full gradients would be kept."""
         options: FSDP = use.options
         leaner = options.model_copy(update={"reduce_every_micro_batch": True})
         return leaner if _accumulates_whole(use) else None
 
     def casts_weights(self, use: Use) -> bool:
-        """FSDP2 gathers them in the compute precision."""
+        """FSDP2 gathers weights in the compute precision."""
         return use.num_shards > 1 and use.precision != "fp32"
 
     def num_shards(self, use: Use) -> int:
         return use.num_shards
 
     def can_offload(self, use: Use) -> bool:
-        """Shards of a model that is not itself cut."""
         return use.num_shards > 1 and not use.is_divided
 
     def on_device(self, memory: Memory, use: Use) -> Memory:
-        """Whole gradients of earlier micro-batches stay where they were made."""
+        """Return what is left on the device: full gradients of earlier micro-batches stay there."""
         if use.offload == "none":
             return memory
         gradients = memory.gradients if _accumulates_whole(use) else 0.0
         return replace(memory, parameters=0.0, optimizer=0.0, gradients=gradients)
 
     def least_state(self, weights: float, trained: float, state: float, use: Use) -> float:
-        """All in shards, or in the host's memory."""
         if use.offload == "cpu":
             return 0.0
         shards = use.num_shards
@@ -265,10 +261,10 @@ class FSDPCost(CostModel):
 def sharded_exchanges(
     whole: float, again: float, trained: float, num_parts: int, reductions: float, use: Use
 ) -> list[Exchange]:
-    """Weights gathered in forward (`whole` bytes) and back (`again`); gradients to shards."""
+    """Return gathers in forward (`whole` bytes) and backward (`again`), and the reduce-scatter."""
     axes = ("dp_shard", "cp") if use.layout.cp > 1 else ("dp_shard",)
     ratio = _compute_ratio(use)
-    blocks, turns = max(1, num_parts - 1), use.accumulation  # what is in no block is one unit
+    blocks, turns = max(1, num_parts - 1), use.accumulation  # all that is in no block is one unit
     forward = Exchange(
         "all_gather",
         axes,
@@ -292,7 +288,7 @@ def _spreads(use: Use) -> bool:
 def _of_experts(
     parts: Sequence[PartNumbers], sent: Sequence[Exchange], use: Use, *, gathers_again: bool
 ) -> list[Exchange]:
-    """The same for experts, between ranks that have the same ones. Tokens are not known here."""
+    """Return the same for experts, between ranks that have the same ones; without tokens."""
     if use.layout.expert_shard == 1:
         return []
     weights = sum(part.experts for part in parts) / use.layout.ep * _compute_ratio(use)
@@ -305,7 +301,7 @@ def _of_experts(
 
 
 def _accumulates_whole(use: Use) -> bool:
-    """Whether unsharded gradients are kept from micro-batch to micro-batch."""
+    """Whether unsharded gradients are kept between micro-batches."""
     every = use.options.reduce_every_micro_batch
     return use.num_shards > 1 and use.accumulation > 1 and not every
 

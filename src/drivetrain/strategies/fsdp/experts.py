@@ -1,4 +1,4 @@
-"""Experts that ep has spread, in shards over the ranks that hold the same ones."""
+"""FSDP2 for experts that ep has distributed, over the ranks that hold the same experts."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def shard_experts(
     policy: MixedPrecisionPolicy,
     reshard: bool | None,
 ) -> None:
-    """By themselves, before the blocks they stand in: fewer ranks have the same experts.
+    """Shard experts before and separately from their blocks: fewer ranks have the same experts.
 
-    An expert's gradient has come together from the tokens of all `ep` ranks already; it is summed
-    over the rest, and divided by all `num_ranks` of data parallelism, as every other gradient is.
+    An expert's gradient already includes the tokens of all `ep` ranks. It is summed over the other
+    ranks and divided by all `num_ranks` of data parallelism, like every other gradient.
     """
     names = mesh.mesh_dim_names or ()
     copies = ("dp_replicate", "expert_shard") if "dp_replicate" in names else ("expert_shard",)
     num_shards = mesh["expert_shard"].size()
-    # the weights of chosen experts stay in the router's own precision
+    # the weights of the selected experts stay in the router's precision
     policy = replace(policy, cast_forward_inputs=False)
     for name, module in model.named_modules():
         if not is_spread(module):
@@ -44,12 +44,12 @@ def shard_experts(
         )
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(float(num_ranks))
-            # only NCCL divides on the way; where there is no way, torch would divide twice
+            # only NCCL divides during the reduction; with a single shard torch would divide twice
             module.set_force_sum_reduction_for_comms(num_shards > 1)
 
 
 def _cut_dim(weight: nn.Parameter, num_shards: int) -> int | None:
-    """Between experts, or else the first dimension that can be cut evenly."""
+    """Return the first dimension that divides evenly, preferably between experts; or None."""
     sizes = own_part(weight.data).shape
     return next((dim for dim, size in enumerate(sizes) if size % num_shards == 0), None)
 
@@ -58,7 +58,7 @@ def _check_shards(name: str, module: nn.Module, num_shards: int) -> None:
     problems = [
         Problem(
             "parallel.dp_shard",
-            f"{name}.{key} ({tuple(weight.shape)}) cannot be cut evenly into {num_shards} shards",
+            f"{name}.{key} ({tuple(weight.shape)}) cannot be split evenly into {num_shards} shards",
             "use another dp_shard or ep",
             has_value=False,
         )

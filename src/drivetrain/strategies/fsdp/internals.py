@@ -1,4 +1,4 @@
-"""Where FSDP2's own parts are reached into: to time its waits, to reduce, and to rehearse it."""
+"""Access to FSDP2's internals: to time its waits, to reduce gradients, and to rehearse runs."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import nn
 
 from drivetrain.parallel.clock import Waiting
 
-# When a rank waits for FSDP2: for weights to be gathered, for gradients to be reduced.
+# Times in which a rank waits for FSDP2 to gather weights or to reduce gradients.
 #
-# On the CPU both block, and are timed; on an accelerator they run on streams of their own, and what
-# is timed are the stretches in which the steps' stream waits for those.
+# On the CPU both calls block and are timed directly. On an accelerator they run on separate
+# streams, and the intervals in which the compute stream waits for these are timed.
 
 # renamed in torch 2.13, which warns about the old names
 _GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REDUCE: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _WAITS = ("wait_for_unshard", "finalize_backward")
-"""Where FSDP2 lets the steps' stream wait for its other streams."""
+"""Methods in which FSDP2 makes the compute stream wait for its other streams."""
 
 
 def watch(model: nn.Module, waiting: Waiting) -> None:
-    """Tell `waiting` of each."""
+    """Report each wait to `waiting`."""
     if waiting.is_on_host:
         _time_collectives(model, waiting)
     else:
@@ -33,7 +33,7 @@ def watch(model: nn.Module, waiting: Waiting) -> None:
 
 
 def _time_waits(model: nn.Module, waiting: Waiting) -> None:
-    """FSDP2 has no public place for it; where a name is gone, nothing is measured."""
+    """Wrap FSDP2's wait methods. They are not public; if one is missing, it is not measured."""
     for group in _groups(model):
         for name in _WAITS:
             if hasattr(group, name):
@@ -41,7 +41,10 @@ def _time_waits(model: nn.Module, waiting: Waiting) -> None:
 
 
 def _groups(model: nn.Module) -> list[Any]:
-    """Of parameters that are gathered and reduced together; one per module before torch 2.13."""
+    """Return the groups of parameters that are communicated together.
+
+    Before torch 2.13 there is one per module.
+    """
     found: list[Any] = []
     for module in model.modules():
         state = getattr(module, "_get_fsdp_state", lambda: None)()
@@ -52,7 +55,10 @@ def _groups(model: nn.Module) -> list[Any]:
 
 
 def gathered_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors that FSDP2 gathers weights into, made at the first forward and kept."""
+    """Return the tensors that FSDP2 gathers weights into, by name.
+
+    They are created in the first forward and reused.
+    """
     names = {id(module): name for name, module in model.named_modules()}
     found = {}
     for group in _groups(model):
@@ -65,9 +71,9 @@ def gathered_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def reduce_now(model: nn.Module) -> None:
-    """What FSDP2 does at the end of a backward: gradients that have added up, to their shards.
+    """Reduce accumulated gradients to shards, as FSDP2 does at the end of a backward.
 
-    In the reverse of the order in which the parameters are called, as backward has it.
+    Groups are reduced in reverse order of forward, as in backward.
     """
     groups = list(reversed(_groups(model)))
     for group in groups:
@@ -85,7 +91,7 @@ def _timed(wait: Callable[..., Any], waiting: Waiting) -> Callable[..., Any]:
 
 
 def _time_collectives(model: nn.Module, waiting: Waiting) -> None:
-    """FSDP2 lets its collectives be replaced: by the same ones, with a clock beside them."""
+    """Replace FSDP2's collectives with the same ones plus timing, through its public API."""
     gather, reduce = cast("Any", TimedGather(waiting)), cast("Any", TimedReduceScatter(waiting))
     for module in model.modules():
         if hasattr(module, "set_custom_all_gather"):
@@ -94,7 +100,7 @@ def _time_collectives(model: nn.Module, waiting: Waiting) -> None:
 
 
 class _Timed:
-    """torch's interface for a collective of one's own (`Comm`)."""
+    """torch's interface for custom collectives (`Comm`)."""
 
     def __init__(self, waiting: Waiting) -> None:
         self._waiting = waiting
@@ -106,7 +112,7 @@ class _Timed:
 
 
 class TimedGather(_Timed):
-    """Weights, from all their shards."""
+    """All-gather of weights, timed."""
 
     def __call__(
         self,
@@ -120,7 +126,7 @@ class TimedGather(_Timed):
 
 
 class TimedReduceScatter(_Timed):
-    """Gradients, to their shards."""
+    """Reduce-scatter of gradients, timed."""
 
     def __call__(
         self,
@@ -134,11 +140,11 @@ class TimedReduceScatter(_Timed):
             return _REDUCE(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
 
 
-# FSDP2 as one of thousands of ranks that are not there.
+# FSDP2 on one of thousands of simulated ranks.
 
 
 class _Pieces:
-    """What torch.chunk gives, filled up with empty ones; a piece is made when it is asked for."""
+    """Lazy version of torch.chunk's result, padded with empty chunks."""
 
     def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
         self._tensor, self._dim = tensor, dim
@@ -152,7 +158,10 @@ class _Pieces:
 
 @contextmanager
 def cutting_one_shard() -> Iterator[None]:
-    """FSDP cuts every weight into all ranks' shards and keeps one: at thousands, that is slow."""
+    """Make FSDP2 create only its own shard of a weight.
+
+    Otherwise it creates the shards of all ranks and keeps one, which is slow for thousands.
+    """
     from torch.distributed.fsdp._fully_shard import _fsdp_param
 
     original = vars(_fsdp_param)["_chunk_with_empty"]

@@ -1,7 +1,7 @@
 """fsdp: weights, gradients and optimizer state in shards (FSDP2 `fully_shard`).
 
-With `dp_replicate` copies of `dp_shard` shards this is HSDP: weights are gathered inside a copy,
-gradients reduced inside it and then averaged over the copies.
+With `dp_replicate` copies of `dp_shard` shards this is HSDP: weights are gathered within a copy;
+gradients are reduced within it and then averaged over the copies.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from drivetrain.strategies.strategy import Cost, Profile, Strategy, cost_now, me
 
 
 def make(config: RunConfig, micro_batch_blocks: list[range]) -> Strategy:
-    """With the run's precision and offload."""
+    """Return the strategy, with the run's precision and offload."""
     return FSDPStrategy(
         config.parallel.details(FSDP),
         COMPUTE_DTYPES[config.precision.dtype],
@@ -52,7 +52,7 @@ def make(config: RunConfig, micro_batch_blocks: list[range]) -> Strategy:
 
 
 class FSDPStrategy(Strategy):
-    """torch's FSDP2."""
+    """Sharded data parallelism with torch's FSDP2."""
 
     def __init__(
         self, config: FSDP, compute_dtype: torch.dtype | None = None, *, offload: bool = False
@@ -62,7 +62,7 @@ class FSDPStrategy(Strategy):
         self._offload = offload
 
     def problems(self, profile: Profile, layout: Layout, cluster: Cluster) -> list[Problem]:
-        """There must be something to shard over, and the shards must fit."""
+        """Check that there are ranks to shard over and that the shards fit."""
         if layout.dp_shard * layout.cp == 1 and layout.dp > 1:
             return [
                 Problem(
@@ -75,7 +75,7 @@ class FSDPStrategy(Strategy):
         return memory_problems(self.cost(profile, layout, cluster), cluster, "use more ranks")
 
     def cost(self, profile: Profile, layout: Layout, cluster: Cluster) -> Cost:
-        """A shard of everything, against gathering the weights for each micro-batch."""
+        """Return the cost: a shard of everything, and a gather of the weights per micro-batch."""
         use = Use(
             layout,
             self._config,
@@ -86,17 +86,17 @@ class FSDPStrategy(Strategy):
         return cost_now(COST, profile, use)
 
     def notes(self, model: nn.Module, world: World) -> list[str]:
-        """Whether there is more than one piece to shard."""
+        """Return notes about blocks that are not sharded separately."""
         return notes_of(model, self._config.shard_modules) if world.layout.dp > 1 else []
 
     def shards_on(self, world: World) -> torch.device | None:
-        """FSDP2 cuts weights that are on the meta device, too."""
+        """Return the device for shards: FSDP2 also shards weights on the meta device."""
         if world.data_mesh is None:
             return None
         return torch.device("cpu") if self._offload else world.device
 
     def apply(self, model: nn.Module, world: World) -> ParallelModel:
-        """Shard the blocks, then what is left at the root."""
+        """Shard the blocks, then the rest with the root."""
         mesh = world.data_mesh
         if mesh is None:
             return SingleModel(model.to(world.device), counts=world.speaks_for_samples)
@@ -109,9 +109,9 @@ class FSDPStrategy(Strategy):
         )
 
     def apply_beside_others(self, model: nn.Module, world: World) -> ParallelModel:
-        """Weights stay gathered until their optimizer steps."""
+        """Like `apply`; weights stay gathered until their optimizer steps."""
         if self._offload:
-            rule = "several models are trained on the device"
+            rule = "not supported with several models"
             raise ConfigError([Problem("memory.offload", rule, "use none", "cpu")])
         mesh = world.data_mesh
         if mesh is None:
@@ -120,7 +120,7 @@ class FSDPStrategy(Strategy):
         return FSDPOfSeveral(model, mesh, counts=world.speaks_for_samples)
 
     def _shard(self, model: nn.Module, world: World, mesh: DeviceMesh) -> None:
-        if not world.is_main:  # torch's advice on models that return views: once, not per rank
+        if not world.is_main:  # torch's warning about models that return views: once, not per rank
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
         policy = MixedPrecisionPolicy(
             param_dtype=self._compute_dtype,
@@ -143,15 +143,15 @@ class FSDPStrategy(Strategy):
             )
 
 
-_KEEPS = "keeps references to the weights it was made with, which fsdp has replaced by shards"
+_KEEPS = "keeps references to its original weights, which fsdp has replaced with shards"
 _READ_THEM = "use parallel.strategy=ddp, or read weights from their modules in forward"
 
 
 def not_reached(model: nn.Module) -> str:
-    """Which weights backward has not found, in a sentence; ConfigError if it has found none.
+    """Return a sentence that names weights without gradients; ConfigError if none has one.
 
     `fully_shard` gives a module new parameters. A model that keeps references to the old ones, as
-    Keras's do, would go on with those and train nothing.
+    Keras models do, would continue to use those and train nothing.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     missing = [name for name, parameter in trained.items() if parameter.grad is None]
@@ -159,21 +159,21 @@ def not_reached(model: nn.Module) -> str:
         return ""
     if len(missing) == len(trained):
         kind = type(model).__name__.removeprefix("FSDP")
-        rule = f"no weight of {kind} got a gradient: it {_KEEPS} (Keras does)"
+        rule = f"no weight of {kind} got a gradient: it {_KEEPS} (as Keras models do)"
         raise ConfigError([Problem("parallel.strategy", rule, _READ_THEM, "fsdp")])
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     return f"fsdp: the first step's loss does not depend on {missing[0]}{more}: not trained"
 
 
 class _Explained(AbstractContextManager[None]):
-    """Says what torch's words mean when a part of the model was called past the model itself."""
+    """Explain torch's error when a part of the model was called without the model itself."""
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if isinstance(error, RuntimeError) and "mixed torch.Tensor and DTensor" in str(error):
             error.add_note(
-                "under fsdp a model's weights are gathered when the model is called: compute by "
-                "model(batch), not by a part or a method of it; or let torch know of the method, "
-                "in a hook's on_setup: torch.distributed.fsdp.register_fsdp_forward_method"
+                "under fsdp a model's weights are gathered when the model is called: call "
+                "model(batch), not a submodule or a method of it; or register the method with "
+                "torch in a hook's on_setup: torch.distributed.fsdp.register_fsdp_forward_method"
                 '(trainer.model, "method")'
             )
         elif isinstance(error, RuntimeError) and "device meta" in str(error):
@@ -201,7 +201,7 @@ class FSDPModel(ParallelModel):
         reduces_every_micro_batch: bool = False,
     ) -> None:
         if not isinstance(model, FSDPModule):
-            raise TypeError("fully_shard() did not take hold of the model")
+            raise TypeError("fully_shard() did not make the model an FSDPModule")
         self.module: nn.Module = model
         self.inner: nn.Module = model
         self.evaluated: Any = model
@@ -213,46 +213,45 @@ class FSDPModel(ParallelModel):
         self._is_first = True
 
     def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:
-        """Gradients stay unsharded until the last micro-batch, or are reduced in each."""
+        """Set whether backward reduces gradients: in the last micro-batch or in each."""
         if is_last is not self._is_last:
             self._is_last = is_last
             sync_gradients(self._root, is_last=is_last, every=self.reduces_every_micro_batch)
         return EXPLAINED
 
     def gradient_leaves(self) -> dict[str, torch.Tensor]:
-        """The gathered weights: what backward gives them is reduced to shards afterwards."""
+        """Return the gathered weights: backward's gradients of them are then reduced to shards."""
         return gathered_weights(self.inner)
 
     def finish_gradients(self) -> None:
-        """FSDP2 finishes them at the end of backward. The first time, whether there are any."""
+        """Check in the first step that weights have gradients. FSDP2 has finished them."""
         if self._is_first:
             self._is_first = False
             if (said := not_reached(self.inner)) and dist.get_rank() == 0:
                 warnings.warn(said, stacklevel=2)
 
     def total_norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        """Over all shards."""
+        """Return the norm over all shards."""
         return total_norm(gradients)
 
     def local(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        """This rank's shards."""
+        """Return this rank's shards."""
         return local_parts(gradients)
 
     def weights_change(self) -> None:
-        """What a forward has left gathered would be used by the next one."""
+        """Free weights that a forward left gathered: the next forward would reuse them."""
         for module in self.inner.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
     def watch_waits(self, waiting: Waiting) -> None:
-        """Gathers and reductions."""
         watch(self.inner, waiting)
 
     def sync_stage(self, modules: Sequence[nn.Module], *, is_last: bool) -> None:
-        """Of those that are sharded."""
+        """Set whether the next backward reduces gradients of those modules that are sharded."""
         every = self.reduces_every_micro_batch
         for module in modules:
-            # a block's experts are sharded by themselves; the root's blocks are other stages' too
+            # a block's experts are sharded separately; the root's blocks may be in other stages
             parts = [module] if module is self.inner else module.modules()
             for part in parts:
                 if isinstance(part, FSDPModule):
@@ -260,11 +259,11 @@ class FSDPModel(ParallelModel):
 
 
 class FSDPOfSeveral(FSDPModel):
-    """One of several models: whole from its first forward to its optimizer's step.
+    """One of several models: gathered from its first forward to its optimizer's step.
 
-    A gradient penalty goes back through a forward twice, and a generator's loss through the critic:
-    FSDP's hooks take any backward that comes by for the model's own, and would let go of weights
-    that are still needed. Here they reduce nothing; `finish_gradients` does, once.
+    A gradient penalty runs backward twice through one forward, and a generator's loss runs backward
+    through the critic. FSDP's hooks treat every such backward as the model's own and would free
+    weights that are still needed. Here they reduce nothing; `finish_gradients` does so once.
     """
 
     can_replay = False
@@ -276,15 +275,15 @@ class FSDPOfSeveral(FSDPModel):
         self._root.set_requires_gradient_sync(False)
 
     def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:
-        """Nothing travels yet."""
+        """Do nothing: gradients are reduced in `finish_gradients`."""
         return NOTHING
 
     def backward(self, loss: torch.Tensor) -> None:
-        """To its own weights, as they are gathered now."""
+        """Add gradients to this model's own weights, in their gathered form."""
         backward_to(self.inner, loss)
 
     def finish_gradients(self) -> None:
-        """Reduce them to their shards; the gathered weights are let go of, as they will move."""
+        """Reduce gradients to shards and free the gathered weights, which are about to change."""
         self._root.set_requires_gradient_sync(True)
         reduce_now(self.inner)
         self._root.set_requires_gradient_sync(False)
@@ -292,9 +291,10 @@ class FSDPOfSeveral(FSDPModel):
 
 
 def sync_gradients(module: FSDPModule, *, is_last: bool, every: bool, recurse: bool = True) -> None:
-    """Let the next backward reduce gradients, or keep them.
+    """Set whether the next backward reduces gradients or keeps them unsharded.
 
-    `every`: to shards in each micro-batch; copies of the shards (HSDP) are added up in the last.
+    With `every`, each micro-batch reduces them to shards; copies of shards (HSDP) are added up in
+    the last one.
     """
     module.set_requires_gradient_sync(is_last or every, recurse=recurse)
     if every:

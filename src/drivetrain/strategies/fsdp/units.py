@@ -1,4 +1,4 @@
-"""Which modules are sharded one by one; the root has the rest."""
+"""Select the modules that are sharded separately; the rest is sharded with the root."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _KEY = "parallel.fsdp.shard_modules"
 
 
 def units(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
-    """Those that are named, or the repeated blocks: without those that share weights.
+    """Return the named modules, or the repeated blocks without those that share weights.
 
-    Weights that two units share would be two weights. What shares any stays with the root, where
-    they are one; what was named is refused instead.
+    A weight shared by two units would become two weights. Blocks that share one stay with the root,
+    where it remains one weight; if they are named, ConfigError.
     """
     found = blocks_named(model, names, _KEY) if names else repeated_blocks(model)
     shared = _sharing(model, found)
@@ -26,7 +26,7 @@ def units(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
 
 
 def notes_of(model: nn.Module, names: Sequence[str]) -> list[str]:
-    """What a user would not expect of them."""
+    """Return what users should know about the automatic selection."""
     if names:
         return []
     found = repeated_blocks(model)
@@ -36,20 +36,20 @@ def notes_of(model: nn.Module, names: Sequence[str]) -> list[str]:
     if not shared:
         return []
     place, other = shared[0]
-    some = "is 1 block that shares" if len(shared) == 1 else f"are {len(shared)} blocks that share"
+    some = "1 block shares" if len(shared) == 1 else f"{len(shared)} blocks share"
     return [
-        f"fsdp: there {some} weights with other parts of the model ({place} with {other}): sharded "
-        "with the root, whose weights stay whole through the step"
+        f"fsdp: {some} weights with other parts of the model ({place} with {other}): sharded "
+        "with the root, whose weights stay gathered for the whole step"
     ]
 
 
 def _refused(place: str, other: str) -> Problem:
-    rule = f"{place} shares a weight with {other}: sharded apart, they would be two weights"
-    return Problem(_KEY, rule, "leave both out: the root keeps them together", has_value=False)
+    rule = f"{place} shares a weight with {other}: sharded separately, it would become two weights"
+    return Problem(_KEY, rule, "leave both out: the root shards them together", has_value=False)
 
 
 def _sharing(model: nn.Module, found: Sequence[nn.Module]) -> dict[nn.Module, tuple[str, str]]:
-    """Units of which a weight is used elsewhere, too: their place, and that of the other."""
+    """Return units that share a weight: the unit's name, and the name of the other module."""
     places = {module: place for place, module in model.named_modules()}
     units_found = set(found)
     users: dict[nn.Parameter, dict[nn.Module, str]] = {}

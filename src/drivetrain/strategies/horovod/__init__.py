@@ -12,12 +12,12 @@ class Horovod(Section):
     """Handed to Horovod."""
 
     compression: Literal["none", "fp16"] = "none"
-    """fp16: gradients travel in half the bytes, rounded: numbers are then not quite the same."""
+    """fp16: send gradients rounded, in half the bytes; results then differ slightly."""
 
 
 TRAITS = Traits(
     name="horovod",
-    summary="as ddp, summed by Horovod",
+    summary="like ddp, with gradients summed by Horovod",
     section=Horovod,
     strategy="drivetrain.strategies.horovod.strategy:make",
     cost="drivetrain.strategies.horovod.cost:COST",

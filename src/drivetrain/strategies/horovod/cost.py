@@ -1,4 +1,4 @@
-"""What Horovod takes: as ddp, but each gradient is one message, reduced where it lies."""
+"""The cost of Horovod: like ddp, but each gradient is one message and is reduced in place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from drivetrain.strategies.horovod import Horovod
 
 
 class HorovodCost(CostModel):
-    """Full copies; half is sent with fp16 compression."""
+    """Full copies; fp16 compression halves the bytes sent."""
 
     def variants(
         self,
@@ -26,7 +26,7 @@ class HorovodCost(CostModel):
         is_divided: bool,
         shard_sizes: Sequence[int],
     ) -> Iterator[Variant]:
-        """Copies of a model that is not itself cut."""
+        """Yield copies of a model that is not itself sharded."""
         if dp > 1 and not is_divided:
             yield Variant(dp, 1, Horovod())
 
@@ -36,7 +36,7 @@ class HorovodCost(CostModel):
         is_root: Sequence[bool],
         use: Use,
     ) -> list[Exchange]:
-        """One all-reduce of all gradients."""
+        """Return one all-reduce of all gradients."""
         sent = sum(part.trained for part in parts)
         sent *= 0.5 if use.options.compression == "fp16" else 1.0
         return reduced_copies(sent, use)

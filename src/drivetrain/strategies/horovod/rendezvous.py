@@ -1,8 +1,8 @@
-"""Horovod's processes and torch's, brought together whichever of the two came first.
+"""Initialize Horovod and torch's process group on the same ranks, whichever exists first.
 
-Under horovodrun, Horovod knows the ranks, and torch's process group meets at an address that
-Horovod passes round. Under any other launcher it is the other way about: rank 0 opens the
-rendezvous that horovodrun would have opened, and torch passes round where it is.
+Under horovodrun, Horovod knows the ranks and broadcasts the address at which torch's process group
+connects. Under any other launcher, rank 0 opens the rendezvous that horovodrun would have opened,
+and torch broadcasts its address.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from drivetrain.core.errors import EnvironmentProblem, Problem
 from drivetrain.parallel.world import World
 
 _NAME = "drivetrain.store"
-"""Left out, Horovod names a broadcast after the object's type, which only rank 0 has."""
+"""By default, Horovod names a broadcast after the object's type, which only rank 0 knows."""
 _servers: list[Any] = []
 """Rank 0's rendezvous, for as long as the process lives."""
 
 
 def load_horovod() -> ModuleType:
-    """horovod.torch, or how to come by it: there is no wheel of it to install."""
+    """Return horovod.torch, or raise with how to build it: Horovod has no wheels."""
     try:
         return importlib.import_module("horovod.torch")
     except ModuleNotFoundError as error:
@@ -36,7 +36,7 @@ def load_horovod() -> ModuleType:
 
 
 def join_over_horovod(identity: Identity) -> TCPStore:
-    """Under horovodrun: a store for torch's process group, on a port that rank 0 holds."""
+    """Return a store for torch's process group under horovodrun, on a port that rank 0 opens."""
     hvd = load_horovod()
     hvd.init()
     if identity.is_main:
@@ -49,7 +49,7 @@ def join_over_horovod(identity: Identity) -> TCPStore:
 
 
 def start_horovod(world: World) -> ModuleType:
-    """Horovod, ready to reduce, on the ranks there are."""
+    """Initialize Horovod on the existing ranks."""
     hvd = load_horovod()
     if not hvd.is_initialized():
         if "HOROVOD_RANK" not in os.environ and world.mesh is not None:
@@ -59,7 +59,7 @@ def start_horovod(world: World) -> ModuleType:
 
 
 def _as_horovodrun_would(identity: Identity) -> dict[str, str]:
-    """The variables it gives each process, with a rendezvous of our own. A collective call."""
+    """Return the variables that horovodrun sets, with our own rendezvous. A collective call."""
     everyone: list[Any] = [None] * identity.world_size
     dist.all_gather_object(everyone, identity)
     nodes = len({each.node_rank for each in everyone})
@@ -84,7 +84,7 @@ def _as_horovodrun_would(identity: Identity) -> dict[str, str]:
 
 
 def _open_rendezvous(everyone: list[Identity]) -> int:
-    """On rank 0: the server that horovodrun would run; its port."""
+    """Start, on rank 0, the server that horovodrun would run; return its port."""
     hosts = importlib.import_module("horovod.runner.common.util.hosts")
     server = importlib.import_module("horovod.runner.http.http_server").RendezvousServer()
     port = int(server.start())
@@ -108,5 +108,5 @@ def _open_rendezvous(everyone: list[Identity]) -> int:
 
 
 def _node(identity: Identity) -> str:
-    """Only a name by which Horovod knows which ranks share a machine."""
+    """Return a name that only tells Horovod which ranks share a machine."""
     return f"node-{identity.node_rank}"

@@ -1,7 +1,7 @@
 """horovod: a full copy of the model per rank; gradients are summed by Horovod while backward runs.
 
-Used as a library for summing: which samples make up a step, clipping and the optimizer stay the
-run's own, as with ddp, so that a run gives the same numbers under both.
+Horovod is used only to sum gradients. The run itself selects samples, clips and steps the
+optimizer, as with ddp, so a run gives the same results under both.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ def make(config: RunConfig, micro_batch_blocks: list[range]) -> Strategy:
 
 
 class HorovodStrategy(Strategy):
-    """Horovod's ring all-reduce."""
+    """Data parallelism with Horovod's ring all-reduce."""
 
     def __init__(self, config: Horovod) -> None:
         self._config = config
 
     def problems(self, profile: Profile, layout: Layout, cluster: Cluster) -> list[Problem]:
-        """It must be installed, and a full copy must fit on a device."""
+        """Check that Horovod is installed and that a full copy fits on a device."""
         load_horovod()
-        remedy = "use parallel.strategy=fsdp, which shards all three"
+        remedy = "use parallel.strategy=fsdp, which shards them"
         return memory_problems(self.cost(profile, layout, cluster), cluster, remedy)
 
     def cost(self, profile: Profile, layout: Layout, cluster: Cluster) -> Cost:
-        """A full copy; half is sent with fp16 compression."""
+        """Return the cost of a full copy; fp16 compression halves the bytes sent."""
         use = Use(layout, self._config, profile.micro_batches_per_step)
         return cost_now(COST, profile, use)
 
     def apply(self, model: nn.Module, world: World) -> ParallelModel:
-        """Leave the model as it is, and watch its gradients come in."""
+        """Leave the model unchanged, and register hooks on its gradients."""
         model.to(world.device)
         if world.layout.dp == 1:
             return SingleModel(model)
@@ -57,7 +57,7 @@ class HorovodStrategy(Strategy):
 
 
 class HorovodModel(SingleModel):
-    """A whole model per rank; each gradient is sent off as soon as it is complete."""
+    """A full model per rank; each gradient is sent as soon as it is complete."""
 
     can_replay = False
 
@@ -74,7 +74,7 @@ class HorovodModel(SingleModel):
             parameter.register_post_accumulate_grad_hook(self._gradient_came_in)
 
     def micro_batch(self, index: int, *, is_last: bool) -> AbstractContextManager[None]:
-        """Only in the last are gradients complete."""
+        """Send gradients in the last micro-batch only: before, they are not complete."""
         self._sends = is_last
         return NOTHING
 
@@ -82,9 +82,10 @@ class HorovodModel(SingleModel):
         """Wait for the sums."""
         missing = [name for p, name in self._names.items() if p not in self._under_way]
         if missing:
-            # Horovod would send zeros, and the optimizer move what one process leaves alone
+            # Horovod would send zeros, and the optimizer would update weights that a single process
+            # leaves unchanged
             raise RuntimeError(
-                f"{missing[0]} and {len(missing) - 1} more took no part in this step; use "
+                f"{missing[0]} and {len(missing) - 1} more were not used in this step; use "
                 "parallel.strategy=ddp with parallel.ddp.find_unused_parameters=true"
             )
         for parameter, (handle, context) in self._under_way.items():
@@ -97,6 +98,6 @@ class HorovodModel(SingleModel):
             return
         packed, context = self._compression.compress(parameter.grad)
         name = self._names[parameter]
-        # Sum: losses are divided by the global batch already
+        # Sum: losses are already divided by the global batch
         handle = self._hvd.allreduce_async_(packed, name=name, op=self._hvd.Sum)
         self._under_way[parameter] = (handle, context)

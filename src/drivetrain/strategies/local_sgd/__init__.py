@@ -1,4 +1,4 @@
-"""local_sgd: every rank trains alone for some steps, then the ranks agree on the weights."""
+"""local_sgd: every rank trains alone for some steps, then the ranks average their weights."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 
 
 class LocalSGD(Section):
-    """Ranks train alone for some steps, then agree on the weights: local SGD and DiLoCo."""
+    """Ranks train alone for some steps, then synchronize the weights: local SGD and DiLoCo."""
 
     inner_steps: int = Field(default=16, gt=0)
-    """Steps each rank takes alone between two exchanges."""
+    """Steps that each rank takes alone between two exchanges."""
     outer: Literal["average", "diloco"] = "average"
     """average: the mean of the ranks' weights. diloco: a Nesterov step along their mean change."""
     outer_learning_rate: float = Field(default=0.7, gt=0)
-    """Of the Nesterov step (diloco)."""
+    """Learning rate of the Nesterov step (diloco)."""
     outer_momentum: float = Field(default=0.9, ge=0, lt=1)
-    """Of the Nesterov step (diloco)."""
+    """Momentum of the Nesterov step (diloco)."""
     warmup_steps: int = Field(default=0, ge=0)
-    """First so many steps exchange gradients, as ddp does."""
+    """Number of initial steps that exchange gradients, as ddp does."""
     outer_dtype: Literal["fp32", "bf16"] = "fp32"
-    """What the change travels in; bf16 halves the traffic once more."""
+    """Number format in which weight changes are sent; bf16 halves the traffic once more."""
 
 
 def _precision(config: RunConfig) -> Iterator[Problem]:
     if config.precision.dtype == "fp16":
         yield Problem(
             "precision.dtype",
-            "ranks that train alone would skip steps each for itself",
+            "ranks that train alone would skip different steps",
             "use bf16 or fp32 with parallel.strategy=local_sgd",
             "fp16",
         )

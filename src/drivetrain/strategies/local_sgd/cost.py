@@ -1,4 +1,4 @@
-"""What local SGD takes: as ddp with the anchor and its momentum; sent once in `inner_steps`."""
+"""The cost of local SGD: ddp's plus anchor and momentum; weights are sent every `inner_steps`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from drivetrain.strategies.local_sgd import LocalSGD
 
 
 class LocalSGDCost(CostModel):
-    """Full copies, and what agreeing needs beside them."""
+    """Full copies, plus the state needed to synchronize them."""
 
     def variants(
         self,
@@ -29,7 +29,7 @@ class LocalSGDCost(CostModel):
         is_divided: bool,
         shard_sizes: Sequence[int],
     ) -> Iterator[Variant]:
-        """Copies of a model that is not itself cut."""
+        """Yield copies of a model that is not itself sharded."""
         if dp > 1 and not is_divided:
             yield Variant(dp, 1, LocalSGD())
 
@@ -40,7 +40,7 @@ class LocalSGDCost(CostModel):
         hidden: float,
         use: Use,
     ) -> Walk:
-        """The anchor, and with DiLoCo its momentum, stay beside the optimizer's state."""
+        """Return a walk with the anchor and, for DiLoCo, its momentum in the optimizer state."""
         kept = 2 if use.options.outer == "diloco" else 1
         held = [replace(part, optimizer=part.optimizer + kept * part.trained) for part in parts]
         return CopiedWalk(held, keeps_gradients=use.accumulation > 1)
@@ -51,7 +51,7 @@ class LocalSGDCost(CostModel):
         is_root: Sequence[bool],
         use: Use,
     ) -> list[Exchange]:
-        """The change since the last agreement, in one piece, with nothing beside it."""
+        """Return the all-reduce of the weight change, in one piece and without overlap."""
         halves = 0.5 if use.options.outer_dtype == "bf16" else 1.0
         sent = halves * sum(part.trained for part in parts)
         each = reduced_copies(sent, use, times=1 / use.options.inner_steps)

@@ -1,15 +1,15 @@
-"""local_sgd: every rank trains alone for some steps, then the ranks agree on the weights.
+"""local_sgd: every rank trains alone for some steps, then the ranks synchronize their weights.
 
-What each rank's weights have changed by since the last agreement (the anchor) is averaged in one
-all-reduce, each rank weighted by the samples or tokens it has counted meanwhile. `average` takes
-the mean; DiLoCo takes a Nesterov step along it:
+The anchor is the weights at the last synchronization. The change of each rank's weights since then
+is averaged in one all-reduce, weighted by the samples or tokens that the rank has counted in the
+meantime. `average` applies the mean; DiLoCo takes a Nesterov step along it:
 
     change   = Σ share · (weights - anchor)
     momentum = μ · momentum + change
     weights  = anchor + rate · (change + μ · momentum)        (average: rate 1, μ 0)
 
-Between two agreements the ranks' weights differ. Whoever asks for the model then (an evaluation, a
-checkpoint) is shown the anchor.
+Between two synchronizations the ranks' weights differ. Evaluations and checkpoints then use the
+anchor.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Rounds:
-    """Which steps are taken together, and after which the ranks agree. Steps count from 0."""
+    """Which steps exchange gradients, and after which the ranks synchronize. Steps count from 0."""
 
     inner_steps: int
     warmup_steps: int
     total_steps: int | None
-    """None for a stream whose end is not known: its last round may stay open."""
+    """None for a stream of unknown length: its last round may remain incomplete."""
 
     def is_warmup(self, step: int) -> bool:
-        """Whether gradients are exchanged, as ddp does."""
+        """Whether gradients are exchanged, as with ddp."""
         return step < self.warmup_steps
 
     def ends_after(self, step: int) -> bool:
-        """Whether the ranks agree on the weights after this step; the run's last is one."""
+        """Whether the ranks synchronize after this step, as they do after the run's last."""
         alone = step + 1 - self.warmup_steps
         return alone > 0 and (alone % self.inner_steps == 0 or step + 1 == self.total_steps)
 
@@ -62,30 +62,30 @@ def make(config: RunConfig, micro_batch_blocks: list[range]) -> Strategy:
 
 
 class LocalSGDStrategy(Strategy):
-    """A full copy per rank, and what agreeing needs beside it."""
+    """A full copy per rank, plus the state needed to synchronize the copies."""
 
     def __init__(self, config: LocalSGD) -> None:
         self._config = config
 
     def problems(self, profile: Profile, layout: Layout, cluster: Cluster) -> list[Problem]:
-        """A full copy must fit on a device."""
-        remedy = "use parallel.strategy=fsdp, which shards all three"
+        """Check that a full copy fits on a device."""
+        remedy = "use parallel.strategy=fsdp, which shards them"
         return memory_problems(self.cost(profile, layout, cluster), cluster, remedy)
 
     def cost(self, profile: Profile, layout: Layout, cluster: Cluster) -> Cost:
-        """A full copy with the anchor and its momentum; sent once in `inner_steps` steps."""
+        """Return the cost of a full copy with anchor and momentum, sent every `inner_steps`."""
         use = Use(layout, self._config, profile.micro_batches_per_step)
         return cost_now(COST, profile, use)
 
     def apply(self, model: nn.Module, world: World) -> ParallelModel:
-        """All ranks start from rank 0's weights."""
+        """Move the model to the device and broadcast rank 0's weights."""
         model.to(world.device)
         world.share_weights(model)
         return LocalModel(model, self._config, world)
 
 
 class LocalModel(SingleModel):
-    """A model that is this rank's alone until the round ends."""
+    """A model that only this rank updates until the round ends."""
 
     can_replay = False
 
@@ -100,28 +100,29 @@ class LocalModel(SingleModel):
         self._wire_dtype = WIRE_DTYPES[config.outer_dtype]
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self._anchor: torch.Tensor | None = None
-        """The weights last agreed on, in one piece."""
+        """The weights at the last synchronization, as one flat tensor."""
         self._momentum: torch.Tensor | None = None
         self._counted = torch.zeros(1, dtype=torch.float64, device=world.device)
-        """Samples or tokens of this rank since then. Read where it lies: no step waits for it."""
+        """Samples or tokens of this rank since then. It stays on the device: no step waits for it.
+        """
         self._is_mid_round = False
         self._aside: torch.Tensor | None = None
-        """This rank's own weights, while the model shows the anchor."""
+        """This rank's own weights, while the model holds the anchor."""
 
     def is_alone(self, step: int) -> bool:
-        """From the warm-up's end on."""
+        """Whether the warm-up has ended."""
         return not self._rounds.is_warmup(step)
 
     def agrees_after(self, step: int) -> bool:
-        """Where a round ends."""
+        """Whether a round ends with this step."""
         return self._rounds.ends_after(step)
 
     def ends_at(self, total_steps: int | None) -> None:
-        """Where the last round ends, too."""
+        """Set the run's number of steps: a round ends with the last one."""
         self._rounds = replace(self._rounds, total_steps=total_steps)
 
     def sum_gradients(self) -> None:
-        """What ddp does, in one piece: for the steps of the warm-up."""
+        """Sum gradients over ranks in one piece, for the warm-up steps."""
         for parameter in self._trained:
             if parameter.grad is None:  # no samples here in this step
                 parameter.grad = torch.zeros_like(parameter)
@@ -130,18 +131,18 @@ class LocalModel(SingleModel):
         _copy(total, gradients)
 
     def about_to_move(self, count: torch.Tensor) -> None:
-        """Before a step of its own, on so many samples or tokens."""
+        """Prepare a local step on `count` samples or tokens."""
         if self._anchor is None:
             self._anchor = _flat(self._trained)
         self._is_mid_round = True
         self._counted += count
 
     def agree(self) -> None:
-        """The round's end: the same weights on every rank. A collective call."""
+        """End the round: set the same weights on every rank. A collective call."""
         if self._anchor is None:
             return
         everybody = self._world.sum(self._counted.clone())
-        # nothing counted anywhere: nothing has moved
+        # if nothing was counted on any rank, no weights have changed
         share = (self._counted / torch.where(everybody == 0, 1.0, everybody)).float().squeeze()
         change = _flat(self._trained).sub_(self._anchor).mul_(share)
         change = self._world.sum(change.to(self._wire_dtype)).to(self._anchor.dtype)
@@ -157,7 +158,7 @@ class LocalModel(SingleModel):
 
     @contextmanager
     def shown_weights(self) -> Iterator[bool]:
-        """Within, the model is the one last agreed on; it costs no message."""
+        """Inside, the model holds the anchor. This needs no communication."""
         if not self._is_mid_round or self._anchor is None:
             yield True
             return
@@ -170,11 +171,11 @@ class LocalModel(SingleModel):
             self._aside = None
 
     def private_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Stateful]:
-        """A rank that trains alone has an optimizer of its own."""
+        """Return the state that differs between ranks, which includes the optimizer's."""
         return {"local_sgd": self, "inner_optimizer": optimizer}
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank alone has; the anchor is in the checkpoint, as the model."""
+        """Return this rank's own state; the anchor is in the checkpoint as the model."""
         weights = None
         if self._is_mid_round:
             weights = _flat(self._trained) if self._aside is None else self._aside
@@ -186,7 +187,7 @@ class LocalModel(SingleModel):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """After the model's weights, which are the anchor, have been loaded."""
+        """Load the state after the model's weights, which are the anchor."""
         self._anchor = None
         self._is_mid_round = state["weights"] is not None
         device = self._world.device
@@ -201,12 +202,12 @@ class LocalModel(SingleModel):
 
 
 def _flat(tensors: list[nn.Parameter] | list[torch.Tensor]) -> torch.Tensor:
-    """A copy in one piece."""
+    """Return a copy as one flat tensor."""
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
 def _copy(flat: torch.Tensor, into: list[nn.Parameter] | list[torch.Tensor]) -> None:
-    """Back from one piece."""
+    """Copy a flat tensor back into its parts."""
     at = 0
     with torch.no_grad():
         for tensor in into:

@@ -1,4 +1,4 @@
-"""parameter_server: ranks push gradients to the rank that keeps a weight, and pull weights back."""
+"""parameter_server: ranks push gradients to the rank that owns a weight, and pull weights back."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ if TYPE_CHECKING:
 
 
 class ParameterServer(Section):
-    """Every rank is a worker, and the server of a shard of the weights and optimizer state."""
+    """Every rank is a worker and also the server of a shard of the weights and optimizer state."""
 
     mode: Literal["synchronous", "stale_synchronous", "asynchronous"] = "synchronous"
-    """synchronous: ddp's numbers. stale_synchronous: each gradient is applied as it comes, no rank
-    is more than `staleness_bound` steps ahead. asynchronous: no bound."""
+    """synchronous: the same results as ddp. stale_synchronous: each gradient is applied as it
+    arrives, and no rank is more than `staleness_bound` steps ahead. asynchronous: no bound."""
     staleness_bound: int = Field(default=4, ge=0)
     """Steps that a rank may be ahead of the slowest one (stale_synchronous)."""
     pull_every: int = Field(default=1, gt=0)
-    """Fetch weights after every so many steps; above 1 gradients are of older weights."""
+    """Steps between two fetches of the weights; above 1, gradients are of older weights."""
     learning_rate: Literal["per_rank", "as_given"] = "per_rank"
-    """Of one rank's gradient where each is applied by itself. per_rank: the run's learning rate
-    divided by the ranks, so that a step of all ranks moves as far as ddp's. as_given: undivided."""
+    """Learning rate for one rank's gradient where each is applied separately. per_rank: the run's
+    divided by the number of ranks, so that a step of all ranks moves the weights as far as with
+    ddp. as_given: undivided."""
     sparse_rows: bool = False
-    """Send only those rows of matrices that have a gradient, or that have changed."""
+    """Send only the matrix rows that have a gradient or have changed."""
 
 
 _KEY = "parallel.parameter_server"
@@ -39,14 +40,14 @@ def _run(config: RunConfig) -> Iterator[Problem]:
     if config.precision.dtype == "fp16":
         yield Problem(
             "precision.dtype",
-            "a server that gets one rank's gradients cannot skip a step for all of them",
+            "a server that receives one rank's gradients cannot skip a step for all ranks",
             "use bf16 or fp32 with parallel.strategy=parameter_server",
             "fp16",
         )
     if config.checkpoint.save == "full":
         yield Problem(
             "checkpoint.save",
-            "rank 0 has no other server's optimizer state",
+            "rank 0 does not have the other servers' optimizer state",
             "use checkpoint.save=sharded",
             "full",
         )
@@ -57,7 +58,7 @@ def _pulls(config: RunConfig) -> Iterator[Problem]:
     if settings.mode == "synchronous" and settings.pull_every > 1:
         yield Problem(
             f"{_KEY}.pull_every",
-            "synchronous ranks compute each gradient with the weights of the step before",
+            "synchronous ranks compute each gradient with the weights of the previous step",
             f"use {_KEY}.mode=stale_synchronous or asynchronous",
             settings.pull_every,
         )
@@ -65,7 +66,7 @@ def _pulls(config: RunConfig) -> Iterator[Problem]:
 
 TRAITS = Traits(
     name="parameter_server",
-    summary="weights on servers, one per rank, that ranks push gradients to",
+    summary="one server per rank for a part of the weights; ranks push gradients to them",
     section=ParameterServer,
     strategy="drivetrain.strategies.parameter_server.strategy:make",
     cost="drivetrain.strategies.parameter_server.cost:COST",

@@ -1,4 +1,4 @@
-"""What a parameter server takes: a copy to compute with, and a shard of everything to serve."""
+"""The cost of a parameter server: a full copy to compute with, and a shard of all to serve."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from drivetrain.strategies.parameter_server import ParameterServer
 
 
 class ParameterServerCost(CostModel):
-    """Full copies of the weights; optimizer state and the weights that are served in shards."""
+    """Full copies of the weights, plus shards of the optimizer state and the served weights."""
 
     def variants(
         self,
@@ -28,7 +28,7 @@ class ParameterServerCost(CostModel):
         is_divided: bool,
         shard_sizes: Sequence[int],
     ) -> Iterator[Variant]:
-        """Workers with a model that is not itself cut."""
+        """Yield workers with a model that is not itself sharded."""
         if dp > 1 and not is_divided:
             yield Variant(dp, 1, ParameterServer())
 
@@ -39,7 +39,7 @@ class ParameterServerCost(CostModel):
         hidden: float,
         use: Use,
     ) -> Walk:
-        """A server's weights, its optimizer state and a gradient that came in."""
+        """Return a walk that includes the server's weights, optimizer state and one gradient."""
         ranks = use.layout.dp
         held = [
             replace(part, optimizer=(part.optimizer + 2 * part.trained) / ranks) for part in parts
@@ -52,7 +52,7 @@ class ParameterServerCost(CostModel):
         is_root: Sequence[bool],
         use: Use,
     ) -> list[Exchange]:
-        """Gradients to all servers, weights back from all: what a ring's all-reduce sends."""
+        """Return pushes to and pulls from all servers: the same bytes as a ring all-reduce."""
         if use.layout.dp_replicate == 1:
             return []
         trained = sum(part.trained for part in parts)
@@ -67,7 +67,7 @@ class ParameterServerCost(CostModel):
         return "parameter_server"
 
     def num_shards(self, use: Use) -> int:
-        """Each server keeps the optimizer's state of its weights."""
+        """Each server keeps the optimizer state of its weights."""
         return use.layout.dp
 
 

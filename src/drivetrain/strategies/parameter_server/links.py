@@ -1,8 +1,8 @@
-"""Links: pushes and replies between this rank and all others, point to point.
+"""Links: point-to-point pushes and replies between this rank and all others.
 
-A thread takes what others push at any time: a rank that is slow with its own step serves them all
-the same. It has a group of its own, on which it may wait for ever; whoever waits for an answer
-waits no longer than `parallel.timeout_s`.
+A thread receives pushes at any time, so a rank with a slow step still serves the others. It uses
+its own process group, on which it may wait indefinitely; a wait for a reply takes at most
+`parallel.timeout_s`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from drivetrain.strategies.parameter_server.messages import Push, Reply
 from drivetrain.strategies.parameter_server.server import Server
 
 _PUSH, _GRADIENTS, _REPLY, _WEIGHTS = 1, 2, 3, 4
-"""Tags."""
+"""Message tags."""
 _STOP = -1
-"""In place of a clock: this worker pushes no more."""
+"""Sent instead of a clock: this worker sends no more pushes."""
 _FOR_EVER = timedelta(days=365)
 _LOOKS_EVERY_S = 0.5
 _PATIENCE_S = 10.0
 
 
 class Links:
-    """One rank's. `Links.serve` is called once there is a server."""
+    """The links of one rank. Call `serve` when its server exists."""
 
     def __init__(self, world: World, num_groups: int, timeout_s: float) -> None:
         self._rank = world.rank
@@ -49,16 +49,16 @@ class Links:
         self._failure: BaseException | None = None
         self._own_replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
         self._sent: dict[int, list[tuple[Any, torch.Tensor]]] = {}
-        """By worker: what was answered last, kept until it is through."""
+        """By worker: the last reply, kept until it is sent."""
         self._expected: dict[int, tuple[Any, torch.Tensor]] = {}
-        """By server."""
+        """By server: the reply that is being received."""
         self._pushed: list[tuple[Any, torch.Tensor]] = []
         self.sent_bytes = 0
-        """By this rank, as worker and as server."""
+        """Sent by this rank, as worker and as server."""
         self._thread: threading.Thread | None = None
 
     def serve(self, server: Server) -> None:
-        """Begin to take others' pushes; they wait until the server is open."""
+        """Start to receive other ranks' pushes; they wait until `open` is called."""
         self._server = server
         if self._others:
             self._thread = threading.Thread(target=self._run, name="parameter server", daemon=True)
@@ -69,7 +69,7 @@ class Links:
         self._is_open.set()
 
     def close(self) -> None:
-        """Pushes wait again: the weights are about to be others."""
+        """Let pushes wait again, because the weights are about to be replaced."""
         self._is_open.clear()
 
     @property
@@ -79,10 +79,10 @@ class Links:
     # As a worker.
 
     def push(self, server: int, push: Push) -> None:
-        """Gradients to a server, this rank's own included."""
+        """Send gradients to a server, which may be this rank's own."""
         if server == self._rank:
             if self._server is None:
-                raise RuntimeError("there is no server here")
+                raise RuntimeError("this rank has no server")
             self._server.receive(push)
             return
         reply = torch.empty(3, dtype=torch.int64)
@@ -94,7 +94,7 @@ class Links:
             self._pushed.append(self._isend(push.gradients, server, _GRADIENTS))
 
     def reply_of(self, server: int) -> Reply:
-        """The answer to the last push. Waits for it."""
+        """Wait for the reply to the last push and return it."""
         if server == self._rank:
             return self._own_reply()
         work, numbers = self._expected.pop(server)
@@ -107,13 +107,13 @@ class Links:
         return Reply(version, staleness, weights)
 
     def finish_pushes(self) -> None:
-        """Once all replies are there, so that nothing is waited for."""
+        """Complete the sends. Call it after all replies, when it does not have to wait."""
         for work, _ in self._pushed:
             work.wait(self._timeout)
         self._pushed = []
 
     def wait_for(self, event: threading.Event) -> None:
-        """Of this rank's own server, which waits for others."""
+        """Wait for an event of this rank's own server, which waits for other ranks."""
         end_s = time.monotonic() + self._timeout.total_seconds()
         while not event.wait(_LOOKS_EVERY_S):
             self._look(end_s)
@@ -138,11 +138,11 @@ class Links:
     # As a server.
 
     def answer(self, worker: int, reply: Reply) -> None:
-        """Sent, and not waited for: a worker may be waiting for other servers first."""
+        """Send a reply without waiting: the worker may be waiting for other servers first."""
         if worker == self._rank:
             self._own_replies.put(reply)
             return
-        for work, _ in self._sent.pop(worker, []):  # it has pushed since: they are through
+        for work, _ in self._sent.pop(worker, []):  # received, since the worker has pushed again
             work.wait(self._timeout)
         size = -1 if reply.weights is None else len(reply.weights)
         numbers = torch.tensor([reply.version, reply.staleness, size], dtype=torch.int64)
@@ -178,7 +178,7 @@ class Links:
         return Push(worker, clock, pulled, bool(wants_weights), _floats(rates), gradients)
 
     def stop(self) -> None:
-        """At the process's end: tell other servers, and wait until all have told this one."""
+        """At process exit: notify the other servers, and wait until all have notified this one."""
         if self._thread is None or is_failing() or self._failure is not None:
             return
         self._is_open.set()
@@ -186,7 +186,7 @@ class Links:
         last = [self._isend(goodbye, other, _PUSH) for other in self._others]
         self._thread.join(_PATIENCE_S)
         if not self._thread.is_alive():
-            with suppress(RuntimeError):  # who has heard of all may be gone by now
+            with suppress(RuntimeError):  # a rank that was notified by all may have exited
                 for work, _ in last:
                     work.wait(timedelta(seconds=_PATIENCE_S))
 
@@ -199,7 +199,7 @@ class Links:
 
 
 def _header(numbers: list[int], rates: tuple[float, ...]) -> torch.Tensor:
-    """Rates bit by bit, among whole numbers."""
+    """Pack integers and the bit patterns of learning rates into one tensor."""
     as_numbers = struct.unpack(f"{len(rates)}q", struct.pack(f"{len(rates)}d", *rates))
     return torch.tensor([*numbers, *as_numbers], dtype=torch.int64)
 

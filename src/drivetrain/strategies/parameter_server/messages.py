@@ -1,8 +1,8 @@
-"""What workers and servers send each other: some tensors of a shard, whole, by rows, or not at all.
+"""Messages between workers and servers: tensors of a shard, each in full, by rows, or omitted.
 
 A payload is one tensor of bytes: a number per tensor (how many rows follow, or that all or none
-do), then the row numbers and the values. Every piece is filled up to 8 bytes, so that it can be
-looked at where it lies. Whatever the number format, no bit changes.
+do), then row indices and values. Every piece is padded to a multiple of 8 bytes, so that it can be
+viewed in place. Values keep their exact bits in every number format.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ class Push:
 
     worker: int
     clock: int
-    """Steps that this worker has taken since the servers opened, with this one."""
+    """Steps that this worker has taken since the servers opened, including this one."""
     pulled: int
-    """The version that the gradients were computed with."""
+    """The version of the weights that the gradients were computed with."""
     wants_weights: bool
     rates: tuple[float, ...]
-    """Of each parameter group, where a push is an update: the server's rank may be elsewhere."""
+    """Learning rate of each parameter group, for pushes that are applied as updates: the server's
+    rank may be at a different step."""
     gradients: torch.Tensor | None
-    """A payload; None when it has none, for want of samples."""
+    """A payload; None if the worker had no samples."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A server's answer."""
+    """A server's reply to a push."""
 
     version: int
-    """How many updates the shard has had."""
+    """Number of updates that the shard has had."""
     staleness: int
     """Updates of the shard between the worker's last pull and its push."""
     weights: torch.Tensor | None
-    """A payload; None where the worker wants none."""
+    """A payload; None if the worker requested no weights."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Piece:
     rows: torch.Tensor | None
 
     def into(self, target: torch.Tensor) -> None:
-        """Overwrite what is there; other rows stay."""
+        """Overwrite the target, or only these rows of it."""
         with torch.no_grad():
             if self.rows is None:
                 target.copy_(self.values)
@@ -64,7 +65,7 @@ class Piece:
 def pack(
     tensors: Sequence[torch.Tensor | None], rows: Sequence[torch.Tensor | None]
 ) -> torch.Tensor | None:
-    """`rows`: which of each to send; None for all. None when there is nothing to send."""
+    """Return a payload with the given `rows` of each tensor (None: all); None if it is empty."""
     if all(tensor is None for tensor in tensors):
         return None
     kinds, pieces = [], []
@@ -81,7 +82,7 @@ def pack(
 
 
 def unpack(payload: torch.Tensor, like: Sequence[torch.Tensor]) -> list[Piece | None]:
-    """What `pack` was given, for tensors of these shapes and types."""
+    """Return what `pack` was given, for tensors of these shapes and dtypes."""
     at = _ALIGNED * len(like)
     found: list[Piece | None] = []
 
@@ -102,12 +103,12 @@ def unpack(payload: torch.Tensor, like: Sequence[torch.Tensor]) -> list[Piece | 
             width = tensor.shape[1]
             found.append(Piece(take(kind * width, tensor.dtype).view(kind, width), rows))
     if at != len(payload):
-        raise RuntimeError(f"a message of {len(payload)} bytes, of which {at} were understood")
+        raise RuntimeError(f"a message of {len(payload)} bytes, of which {at} were decoded")
     return found
 
 
 def rows_to_send(tensor: torch.Tensor, is_meant: torch.Tensor) -> torch.Tensor | None:
-    """The rows that are meant; None when the whole matrix is no more bytes."""
+    """Return the indices of the marked rows; None if the full matrix is not larger."""
     rows = is_meant.nonzero().flatten()
     row_bytes = tensor.shape[1] * tensor.element_size()
     return rows if len(rows) * (row_bytes + _ALIGNED) < tensor.nbytes else None

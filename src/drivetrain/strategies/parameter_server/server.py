@@ -1,11 +1,11 @@
-"""Server: keeps a shard of the weights, with their optimizer state, and takes pushes one at a time.
+"""Server: keeps a shard of the weights and their optimizer state, and handles pushes one at a time.
 
-synchronous: pushes wait until all workers' are there, and are added up in the order of the ranks;
-the server's own rank then says by what to multiply the sum (correction and clipping go by all
-shards), and everybody gets the new weights.
+synchronous: pushes wait until those of all workers have arrived, and are added up in rank order.
+The server's own rank then provides the factor for the sum (correction and clipping depend on all
+shards), and all workers get the new weights.
 
-Otherwise each push is an update of its own, made when it comes. The answer to a worker that is
-further ahead of the slowest than the bound is held back until that one has caught up.
+Otherwise each push is a separate update, applied when it arrives. The reply to a worker that is
+further ahead of the slowest worker than the bound is delayed until that worker has caught up.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Groups = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Rules:
-    """How a server goes about pushes."""
+    """How a server handles pushes."""
 
     num_workers: int
     is_synchronous: bool
@@ -37,7 +37,7 @@ class Rules:
 
 
 class Server:
-    """Its methods may be called by the thread that serves others and by the rank's own."""
+    """A shard and its optimizer. Methods are called by the serving thread and the main thread."""
 
     def __init__(
         self,
@@ -53,15 +53,15 @@ class Server:
         self._groups = optimizer.param_groups
         self.optimizer = _on_shard(optimizer, dict(zip(shard, self.weights, strict=True)))
         self.paused = threading.RLock()
-        """Held by who needs the shard to stay as it is."""
+        """Held by a thread while the shard must not change."""
         self.version = 0
         self._clocks = [0] * rules.num_workers
         self._pushes: dict[int, Push] = {}
-        """Of this step (synchronous)."""
+        """Pushes of this step, by worker (synchronous)."""
         self._held: list[tuple[Push, int]] = []
-        """With the staleness: answers that wait for slower workers."""
+        """Pushes whose replies wait for slower workers, with their staleness."""
         self.summed = threading.Event()
-        """All pushes of a step are here (synchronous)."""
+        """Set when all pushes of a step have arrived (synchronous)."""
         self._changed_at = [
             torch.zeros(len(w), dtype=torch.int64) if rules.sparse_rows and w.ndim == 2 else None
             for w in self.weights
@@ -69,14 +69,14 @@ class Server:
         """The version in which each row of a matrix changed last."""
 
     def start_from_model(self) -> None:
-        """Take the weights from the rank's model: before the first step, or after a load."""
+        """Copy the weights from the rank's model, before the first step or after a load."""
         with self.paused, torch.no_grad():
             for own, parameter in zip(self.weights, self._shard, strict=True):
                 own.copy_(parameter)
             self._clocks = [0] * self._rules.num_workers
 
     def receive(self, push: Push) -> None:
-        """One worker's gradients."""
+        """Handle one worker's push."""
         with self.paused:
             if self._rules.is_synchronous:
                 self._pushes[push.worker] = push
@@ -93,12 +93,12 @@ class Server:
             self._answer_those_in_bounds()
 
     def sum_of_squares(self) -> float:
-        """Of the gradients that were added up."""
+        """Return the squared norm of the summed gradients."""
         norms = [w.grad.float().norm().double() for w in self.weights if w.grad is not None]
         return float(sum(norm**2 for norm in norms))
 
     def update_all(self, scale: float, rates: Sequence[float]) -> None:
-        """Move the weights by the sum of all pushes, and answer every worker."""
+        """Update the weights with the sum of all pushes, and reply to every worker."""
         with self.paused:
             self.summed.clear()
             for weight in self.weights:
@@ -113,7 +113,7 @@ class Server:
         self._put_gradients([push for _, push in sorted(self._pushes.items())])
 
     def _put_gradients(self, pushes: Sequence[Push]) -> None:
-        """What none of them has a gradient for is left alone, as an optimizer does."""
+        """Add up the pushes' gradients; weights without one keep `grad` None and do not change."""
         for push in pushes:
             if push.gradients is None:
                 continue
@@ -130,7 +130,7 @@ class Server:
 
     def _update(self, rates: Sequence[float]) -> None:
         for group, own, rate in zip(self.optimizer.param_groups, self._groups, rates, strict=True):
-            # a schedule may change more than the rate: momentum, betas
+            # a schedule may also change other values, such as momentum or betas
             group.update({key: value for key, value in own.items() if key != "params"})
             group["lr"] = rate
         self.version += 1
@@ -159,16 +159,16 @@ class Server:
         return Reply(self.version, staleness, weights)
 
     def _packed(self, since: int) -> torch.Tensor | None:
-        """The weights, or of matrices the rows that have changed since a version."""
+        """Return the weights; of matrices, only rows changed since that version if that is less."""
         rows = [
             None if at is None else rows_to_send(weight, at > since) for at, weight in self._rows()
         ]
         return pack(self.weights, rows)
 
-    # The optimizer's state, for checkpoints: by the place of a weight in the shard.
+    # The optimizer's state, for checkpoints, by the index of a weight in the shard.
 
     def make_state(self) -> None:
-        """Let the optimizer make what it keeps, as in a step that moves nothing; all zeros."""
+        """Let the optimizer create its state, with a step that changes no weights; all zeros."""
         with self.paused, torch.no_grad():
             before = [weight.detach().clone() for weight in self.weights]
             for weight in self.weights:
@@ -189,7 +189,7 @@ class Server:
         return state
 
     def set_state(self, place: int, state: dict[str, Any]) -> None:
-        """All that is kept of one weight; nothing begins anew."""
+        """Replace the whole state of one weight."""
         self.optimizer.state.pop(self.weights[place], None)
         if state:
             self.optimizer.state[self.weights[place]] = state
@@ -198,9 +198,9 @@ class Server:
 def _on_shard(
     optimizer: torch.optim.Optimizer, own: dict[nn.Parameter, nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """The same kind with the same settings, on a server's own copies of its weights.
+    """Return an optimizer of the same class and settings for a server's own copies of its weights.
 
-    Not by making one: nobody but the user knows how.
+    It is created without calling the constructor, whose arguments only the user knows.
     """
     held_apart = [
         name
@@ -208,11 +208,11 @@ def _on_shard(
         if name not in ("param_groups", "state") and _holds_parameters(value)
     ]
     if held_apart:
-        rule = f"keeps weights in {held_apart[0]}, beside its groups: a server would step others"
+        rule = f"keeps weights in {held_apart[0]}, outside param_groups, which a server cannot copy"
         remedy = "use another optimizer, or parallel.strategy=ddp"
         raise ConfigError([Problem("optimizer", rule, remedy, type(optimizer).__name__)])
     made = object.__new__(type(optimizer))
-    # a scheduler's own `step` would be that of the optimizer it was made for
+    # a scheduler replaces `step` with a wrapper that is bound to the original optimizer
     vars(made).update({name: value for name, value in vars(optimizer).items() if name != "step"})
     made.param_groups = [
         {**group, "params": [own[p] for p in group["params"] if p in own]}

@@ -1,13 +1,13 @@
-"""parameter_server: ranks push gradients to the rank that keeps a weight, and pull weights back.
+"""parameter_server: ranks push gradients to the rank that owns a weight, and pull weights back.
 
-Every rank is two things. As a worker it computes gradients on its share of the batch with a full
-copy of the weights. As a server it keeps some of the parameters, each of them whole, with their
-optimizer state: whole, so that any optimizer means there what it means on one device.
+Every rank has two roles. As a worker it computes gradients on its share of the batch with a full
+copy of the weights. As a server it owns some of the parameters with their optimizer state. Each
+parameter is kept in full, so that any optimizer works as on a single device.
 
     worker:  gradients → push to every server → wait for the replies → weights of the next step
     server:  push → update of its shard → reply
 
-What the modes change is when a server updates and when it replies (`server.py`).
+The modes differ in when a server updates and when it replies (`server.py`).
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ class ParameterServerStrategy(Strategy):
         self._settings = config.parallel.details(ParameterServer)
 
     def problems(self, profile: Profile, layout: Layout, cluster: Cluster) -> list[Problem]:
-        """A full copy must fit on a device."""
-        remedy = "use parallel.strategy=fsdp, which shards all three"
+        """Check that a full copy fits on a device."""
+        remedy = "use parallel.strategy=fsdp, which shards them"
         return memory_problems(self.cost(profile, layout, cluster), cluster, remedy)
 
     def cost(self, profile: Profile, layout: Layout, cluster: Cluster) -> Cost:
-        """Weights and gradients in full; the optimizer's state in shards, on the host."""
+        """Return the cost: full weights and gradients; optimizer state in shards, on the host."""
         use = Use(layout, self._settings, profile.micro_batches_per_step)
         return cost_now(COST, profile, use)
 
     def apply(self, model: nn.Module, world: World) -> ParallelModel:
-        """All ranks start from rank 0's weights."""
+        """Move the model to the device and broadcast rank 0's weights."""
         model.to(world.device)
         world.share_weights(model)
         return ServedModel(model, self._config, world)
@@ -70,7 +70,7 @@ class ParameterServerStrategy(Strategy):
 
 @dataclass
 class Staleness:
-    """Of one rank's pushes."""
+    """The staleness of one rank's pushes."""
 
     total: int = 0
     largest: int = 0
@@ -83,7 +83,7 @@ class Staleness:
 
 
 class ServedModel(SingleModel):
-    """A worker's copy of the model, and the server of its rank."""
+    """A worker's copy of the model, and this rank's server."""
 
     can_replay = False
 
@@ -102,18 +102,18 @@ class ServedModel(SingleModel):
         self._total_steps: int | None = None
         self._clock = 0
         self._versions = [0] * self._num_ranks
-        """Of each server, the version that this rank's copy is of."""
+        """By server: the version of its weights in this rank's copy."""
         self._edits = 0
-        """How often the copy was changed in place, when it was last pulled."""
+        """Number of in-place changes of the copy at the last pull."""
         self._waiting = Waiting()
         self.staleness = Staleness()
-        """Of this attempt."""
+        """Over this attempt."""
         self._recent = Staleness()
 
     # Before the first step.
 
     def take_over(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the optimizer's weights among the servers, and begin to serve. Collective."""
+        """Divide the optimizer's weights among the servers, and start to serve. Collective."""
         self._optimizer = optimizer
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
         named = [(own_name(n), p) for n, p in self.inner.named_parameters() if id(p) in stepped]
@@ -136,18 +136,19 @@ class ServedModel(SingleModel):
         self._links.serve(self._server)
 
     def notes(self) -> list[str]:
-        """What the modes mean, and whether the shards are even."""
+        """Report how even the shards are, and what the mode means."""
         sizes = [sum(p.nbytes for _, p in shard) for shard in self._shards]
         largest, num = max(sizes), len(self._servers)
-        said = f"parameter server: {num} of {self._num_ranks} ranks serve"
-        said += f", the largest shard has {readable_bytes(largest)} of {readable_bytes(sum(sizes))}"
+        said = f"parameter server: {num} of {self._num_ranks} ranks serve weights"
+        said += f", largest shard {readable_bytes(largest)} of {readable_bytes(sum(sizes))}"
         if self._is_synchronous:
             return [f"{said}; synchronous"]
         mode = self._settings.mode.replace("_", " ")
         return [
-            f"{said}; {mode}: gradients are applied to weights that other ranks have moved "
-            "meanwhile, so two runs of the same seed differ; by how many updates is recorded as "
-            "staleness/mean and staleness/max; ranks meet at each log, evaluation and checkpoint"
+            f"{said}; {mode}: gradients are applied to weights that other ranks have updated "
+            "meanwhile, so two runs with the same seed differ; the number of such updates is "
+            "recorded as staleness/mean and staleness/max; ranks synchronize at each log, "
+            "evaluation and checkpoint"
         ]
 
     def watch_waits(self, waiting: Waiting) -> None:
@@ -156,12 +157,12 @@ class ServedModel(SingleModel):
     # A step.
 
     def finish_gradients(self) -> None:
-        """Synchronous: they go to the servers as they are, and nobody sees a part for the sum."""
+        """Synchronous: push gradients to the servers, unscaled. Otherwise `step` does it."""
         if self._is_synchronous:
             self._push_all()
 
     def step(self, correction: torch.Tensor | None) -> torch.Tensor:
-        """Take what comes back. Returns the norm of the gradients before clipping."""
+        """Take the servers' replies. Return the gradient norm before clipping."""
         norm = None
         if not self._is_synchronous:
             norm = self._scale_own(correction)
@@ -173,7 +174,7 @@ class ServedModel(SingleModel):
         return norm
 
     def _push_all(self) -> None:
-        """This step's gradients, to every server; they are gone from here."""
+        """Push this step's gradients to every server, and clear them here."""
         self._begin()
         self._clock += 1
         is_pulled = self._clock % self._settings.pull_every == 0
@@ -185,7 +186,7 @@ class ServedModel(SingleModel):
                 parameter.grad = None
 
     def _begin(self) -> None:
-        """The weights of now are the servers'; from here on nobody else may change them."""
+        """Copy the current weights to the servers; from then on refuse changes made elsewhere."""
         if not self._links.is_open:
             self._server.start_from_model()
             self._versions = self._all_versions()
@@ -193,12 +194,12 @@ class ServedModel(SingleModel):
             self._edits = self._count_edits()
             self._links.open()
         elif self._count_edits() != self._edits:
-            rule = "its weights were changed in place between two steps, which no server knows of"
+            rule = "its weights were changed in place between two steps, and no server sees that"
             remedy = "change them before the first step, or use parallel.strategy=ddp"
             raise ConfigError([Problem("model", rule, remedy, has_value=False)])
 
     def _in_turn(self) -> list[int]:
-        """Each worker begins with another server, and ends with its own."""
+        """Return the servers in this worker's order: from the next rank's to its own."""
         own = self._world.rank
         return sorted(self._servers, key=lambda server: (server - own - 1) % self._num_ranks)
 
@@ -208,7 +209,7 @@ class ServedModel(SingleModel):
         return tuple(float(group["lr"]) / by for group in self._optimizer.param_groups)
 
     def _scale_own(self, correction: torch.Tensor | None) -> torch.Tensor:
-        """Correct and clip this rank's gradients by themselves."""
+        """Correct and clip this rank's gradients separately."""
         gradients = [p.grad for s in self._shards for _, p in s if p.grad is not None]
         if not gradients:
             return torch.zeros(())
@@ -219,7 +220,7 @@ class ServedModel(SingleModel):
     def _clipped(
         self, norm: torch.Tensor, correction: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The corrected norm, and what gradients are multiplied by."""
+        """Return the corrected norm, and the factor for the gradients."""
         scale = torch.ones((), device=norm.device) if correction is None else correction
         norm = norm * scale
         if self._max_grad_norm is not None:
@@ -239,7 +240,7 @@ class ServedModel(SingleModel):
         return rows_to_send(gradient, gradient.ne(0).any(1))
 
     def _update_all(self, correction: torch.Tensor | None) -> torch.Tensor:
-        """Synchronous: clip by the norm over all shards, then let this rank's server update."""
+        """Synchronous: clip by the norm over all shards, then update on this rank's server."""
         serves = self._world.rank in self._servers
         squares = 0.0
         if serves:
@@ -272,37 +273,37 @@ class ServedModel(SingleModel):
     def _count_edits(self) -> int:
         return sum(p._version for shard in self._shards for _, p in shard)  # noqa: SLF001
 
-    # LocalSteps, where gradients are applied one by one.
+    # LocalSteps, for modes in which each rank's gradients are applied separately.
 
     def is_alone(self, step: int) -> bool:
         return True
 
     def sum_gradients(self) -> None:
-        """Never: each rank's are pushed by themselves."""
+        """Never called: each rank pushes its own gradients."""
 
     def about_to_move(self, count: torch.Tensor) -> None:
-        """A server counts pushes, not samples."""
+        """Do nothing: a server counts pushes, not samples."""
 
     def agrees_after(self, step: int) -> bool:
-        """After the run's last step, where it is known."""
+        """Whether this is the run's last step, if that is known."""
         return step + 1 == self._total_steps
 
     def agree(self) -> None:
-        """Everybody pulls once all have pushed."""
+        """Pull the weights on all ranks after all have pushed."""
         with self.shown_weights():
             pass
 
     def ends_at(self, total_steps: int | None) -> None:
         self._total_steps = total_steps
 
-    # What others see.
+    # What evaluations, checkpoints and logs use.
 
     @contextmanager
     def shown_weights(self) -> Iterator[bool]:
-        """Within, the copy is what the servers have, and these wait. A collective call.
+        """Inside, the copy equals the servers' weights, and servers are paused. A collective call.
 
-        No rank has pushes under way when all have come here. One that leaves early pushes to a
-        server that may still be read: that is why it waits.
+        When all ranks are here, no push is in flight. Servers are paused because a rank that leaves
+        early pushes to servers whose weights may still be read.
         """
         if not self._links.is_open:
             yield False
@@ -314,7 +315,7 @@ class ServedModel(SingleModel):
             yield True
 
     def _pull_all(self) -> None:
-        """From every server, by broadcast: nothing is served now."""
+        """Pull from every server by broadcast, while no server handles pushes."""
         versions = self._all_versions()
         for server in self._servers:
             targets = [p for _, p in self._shards[server]]
@@ -334,7 +335,7 @@ class ServedModel(SingleModel):
         return [int(version) for version in self._world.sum_floats(own)]
 
     def measured(self) -> dict[str, float]:
-        """How stale the pushes since the last call were. A collective call."""
+        """Return the staleness of the pushes since the last call. A collective call."""
         if self._is_synchronous:
             return {}
         recent, self._recent = self._recent, Staleness()
@@ -347,16 +348,16 @@ class ServedModel(SingleModel):
             "staleness/max": max(by_rank),
         }
 
-    # Checkpoints: weights by their names, and of the optimizer's state this server's part.
+    # Checkpoints: weights by name, and this server's shard of the optimizer state.
 
     def model_state(self) -> dict[str, torch.Tensor]:
-        """Weights and buffers; every rank has them all."""
+        """Return weights and buffers, all of which every rank has."""
         state = self.inner.state_dict(keep_vars=True)
         tensors = {own_name(n): v for n, v in state.items() if isinstance(v, torch.Tensor)}
         return {name: tensor.detach() for name, tensor in tensors.items()}
 
     def optimizer_state(self, *, make: bool = False) -> dict[str, Any]:
-        """Tensors of this server's shard; numbers of all, which the manifest has once."""
+        """Return tensors of this server's shard, and numbers of all, stored in the manifest."""
         if make:
             self._links.close()
             self._server.make_state()
@@ -369,7 +370,7 @@ class ServedModel(SingleModel):
         return state | self._everyones(numbers)
 
     def put_back(self, model: Mapping[str, torch.Tensor], optimizer: Mapping[str, Any]) -> None:
-        """The weights were read into the model; the server takes them from there."""
+        """Set the server's optimizer state. It takes its weights from the model when it opens."""
         for place, (name, _) in enumerate(self._shards[self._world.rank]):
             found = {
                 full.removeprefix(f"{name}."): value
@@ -387,7 +388,7 @@ class ServedModel(SingleModel):
 
 
 def assign(sizes: Sequence[int], num_servers: int) -> list[int]:
-    """A server for each parameter: the largest first, to the one that has least."""
+    """Return a server for each parameter: the largest first, to the server with the least bytes."""
     loads = [0] * num_servers
     owners = [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):

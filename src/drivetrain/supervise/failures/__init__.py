@@ -1,1 +1,1 @@
-"""How an attempt ended: what its ranks say, why it was, who is told and what is written down."""
+"""How an attempt ended: the ranks' dumps, the cause, the message and the report."""

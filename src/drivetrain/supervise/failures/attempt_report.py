@@ -1,4 +1,4 @@
-"""How an attempt ended, written into the run's directory by its supervisor."""
+"""AttemptReport: how an attempt ended, written to the run directory by the supervisor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from drivetrain.supervise.resources import Facts
 
 @dataclass(frozen=True)
 class AttemptReport:
-    """All that is known."""
+    """All that is known about the end of an attempt on one node."""
 
     end: End
     failures: Sequence[RankFailure]
@@ -30,19 +30,19 @@ class AttemptReport:
     detail: str
     why: str
     restarts: bool = False
-    """Whether the next attempt follows at once."""
+    """Whether another attempt follows."""
     exits: Mapping[int, int] = field(default_factory=dict)
-    """Of every rank of this node that ended by itself, those that ended well included."""
+    """Exit codes of the ranks of this node that ended by themselves, including successful ones."""
     ranks: Sequence[int] = ()
-    """This node's."""
+    """The ranks of this node."""
     resources: Mapping[int, Facts] = field(default_factory=dict)
     whole: Path | None = None
-    """Where all of the first failure's traceback will be written."""
+    """The file for the full traceback of the first failure."""
     is_unsaved: bool = False
-    """Whether the run surely has no checkpoint yet."""
+    """Whether the run certainly has no checkpoint yet."""
 
     def facts(self) -> dict[str, Any]:
-        """As they are written down, the root cause first."""
+        """Return the content of end.json, the root cause first."""
         return {
             "kind": self.end.kind.value,
             "step": self.end.step,
@@ -69,21 +69,21 @@ class AttemptReport:
 
 
 def whole_traceback(session: Path, failures: Sequence[RankFailure]) -> Path | None:
-    """The file `write_end` will write it to; None, where there is no run directory."""
+    """The file to which `write_end` writes the full traceback; None without a run directory."""
     named = _named(session)
     return traceback_file(*named, by_cause(failures)[0].rank) if named and failures else None
 
 
 def traceback_file(run: RunDirectory, attempt: int, rank: int) -> Path:
-    """One rank's, in words that a person can read (end.json has the same for programs)."""
+    """The traceback file of a rank, for people (end.json has the same for programs)."""
     return run.attempt(attempt) / "tracebacks" / f"{rank:05d}.txt"
 
 
 def is_unsaved(session: Path) -> bool:
-    """Whether the run surely has no checkpoint: False also where that cannot be told cheaply.
+    """True if the run certainly has no checkpoint; False if that cannot be determined cheaply.
 
-    Claims lie where a run saves. Without one the checkpoints are elsewhere (an address that would
-    have to be asked over a network), and one that resumes from a step has found a checkpoint.
+    Claims are stored where a run saves. Without one, the checkpoints are elsewhere (at an address
+    that would need a network request); a claim that resumes from a step has found a checkpoint.
     """
     named = _named(session)
     if named is None:
@@ -93,12 +93,12 @@ def is_unsaved(session: Path) -> bool:
         claims = read_claims(storage_at(folder))
         begins_anew = bool(claims) and not any(claim.step for claim in claims)
         return begins_anew and not any(folder.glob(f"step-*/{manifest.NAME}"))
-    except Exception:  # only a sentence hangs on it: it must not end the supervisor
+    except Exception:  # it only affects a message: it must not end the supervisor
         return False
 
 
 def write_closed(session: Path, exit_code: int) -> None:
-    """When the whole command was over: the last that is written about an attempt."""
+    """Record when the whole command ended, as the last entry of an attempt."""
     named = _named(session)
     if named is not None:
         run, attempt = named
@@ -107,7 +107,7 @@ def write_closed(session: Path, exit_code: int) -> None:
 
 
 def _named(session: Path) -> tuple[RunDirectory, int] | None:
-    """The attempt that the session's ranks have named; None, when they have not come so far."""
+    """The attempt that the session's ranks have recorded; None if they did not get that far."""
     try:
         run = RunDirectory(Path((session / "run-0").read_text()))
         return run, int((session / "attempt").read_text())
@@ -118,19 +118,19 @@ def _named(session: Path) -> tuple[RunDirectory, int] | None:
 def write_end(
     session: Path, account: AttemptReport, dumps: Mapping[int, RankDump]
 ) -> tuple[Path, int] | None:
-    """Into the attempt the session's ranks have named; the run's directory, and its number."""
+    """Write the report into the attempt; return the run directory and the attempt's number."""
     named = _named(session)
     if named is None:
         return None
     run, attempt = named
     only_noticed = account.end.kind in (EndKind.PEER, EndKind.RESIZED)
     if only_noticed and (run.attempt(attempt) / "end.json").exists():
-        return None  # the node where it happened has said more
+        return None  # the node where it happened has reported more
     with contextlib.suppress(OSError):
         for rank, dump in dumps.items():
             is_alive = rank not in account.exits
             if is_alive or dump.stacks:
-                text = dump.stacks or "no answer: is it stopped?\n"
+                text = dump.stacks or "no answer; the process may be stopped\n"
                 _write(run.attempt(attempt) / "stacks" / f"{rank:05d}.txt", text)
             if dump.collectives:
                 path = run.attempt(attempt) / "collectives" / f"{rank:05d}.json"

@@ -1,10 +1,10 @@
-"""What a rank can tell about itself when its supervisor asks, even while its main thread is stuck.
+"""Dumps a rank's stacks and collectives on request, even while its main thread is stuck.
 
-A thread that sleeps on a named pipe tells the stacks and the collectives: a rank that waits in a
-collective does not hold Python's lock. One that does hold it for good (stuck in a C extension) is
-sent a signal instead, and faulthandler writes its stacks: that needs nothing of Python, but it must
-not meet a thread that runs Python code, whose frames change while they are read (a segmentation
-fault in CPython 3.11). Nothing but the standard library is loaded here.
+A thread that waits on a named pipe writes the dump: a rank that waits in a collective does not hold
+the GIL. A rank that never releases it (stuck in a C extension) is sent a signal instead, and
+faulthandler writes its stacks: that does not need the interpreter, but it is not safe while a
+thread runs Python code, whose frames change while they are read (a segmentation fault in CPython
+3.11). This module loads only the standard library.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from drivetrain.core.files import write_whole
 
 # The latest collectives of this process, from torch's flight recorders.
 #
-# There are two: NCCL's own, and one that the other backends share. Their entries have one form
-# (torch/csrc/distributed/c10d/FlightRecorder.hpp), but each backend numbers its calls by itself: in
-# a group that has one for the CPU and one for the device, call 7 of gloo and call 7 of NCCL have
-# nothing to do with each other, so each backend of such a group is told as a group of its own.
+# There are two: NCCL's own, and one that the other backends share. Their entries have the same form
+# (torch/csrc/distributed/c10d/FlightRecorder.hpp), but each backend numbers its calls separately:
+# in a group with one backend for the CPU and one for the device, call 7 of gloo and call 7 of NCCL
+# are unrelated, so each backend of such a group is reported as a separate group.
 
 _SHARED, _NCCLS = "_dump_fr_trace", "_dump_nccl_trace"
 _LATEST = 256
-"""Collectives that are told of each recorder; a step of ddp has a few, of fsdp some per layer."""
+"""Collectives reported per recorder; a ddp step has a few, an fsdp step several per layer."""
 _FRAMES = 12
 
 _Entry = Mapping[str, Any]
@@ -49,14 +49,14 @@ class RecordedGroup:
     backends: tuple[str, ...]
 
     def label(self, backend: str) -> str:
-        """What its calls over one backend are told under; the same on every rank."""
+        """The name under which its calls on one backend are reported; the same on every rank."""
         known = self.description not in ("", "undefined")
         words = f"{self.description if known else 'group'} ({self.name})"
         return words if self.backends == (backend,) else f"{words}, {backend}"
 
 
 def latest_collectives() -> dict[str, Any] | None:
-    """The latest, oldest first; None when this process has called none."""
+    """Return the latest collectives, oldest first; None if there is no process group."""
     if "torch.distributed" not in sys.modules:
         return None
     import torch.distributed as dist
@@ -67,7 +67,7 @@ def latest_collectives() -> dict[str, Any] | None:
 
 
 def describe(traces: Mapping[str, _Entry], groups: Sequence[RecordedGroup]) -> dict[str, Any]:
-    """What both recorders have, as one sequence of calls. Pure."""
+    """Merge the entries of both recorders into one sequence of calls. Pure."""
     by_name = {group.name: group for group in groups}
     labels = {group.label(backend): group for group in groups for backend in group.backends}
     sites: dict[tuple[Any, ...], int] = {}
@@ -98,7 +98,7 @@ def describe(traces: Mapping[str, _Entry], groups: Sequence[RecordedGroup]) -> d
 
 
 def _read() -> dict[str, _Entry]:
-    """What each recorder that this build of torch has says."""
+    """Dump each recorder that this build of torch has."""
     from torch._C import _distributed_c10d
 
     dumps = {name: getattr(_distributed_c10d, name, None) for name in (_SHARED, _NCCLS)}
@@ -124,7 +124,7 @@ def _groups() -> list[RecordedGroup]:
 
 
 def _backends(config: str) -> tuple[str, ...]:
-    """`cpu:gloo,cuda:nccl` → gloo, nccl; one for all devices is there once."""
+    """`cpu:gloo,cuda:nccl` → gloo, nccl; a backend for all devices is listed once."""
     return tuple(dict.fromkeys(pair.rpartition(":")[2] for pair in config.split(",")))
 
 
@@ -134,16 +134,17 @@ def _collectives(trace: _Entry) -> list[_Entry]:
 
 
 def _is_done(entry: _Entry, recorder: str) -> bool:
-    """NCCL asks the device for an entry's state, and retires without it one that has timed out.
+    """True if the call has completed.
 
-    The others leave the state as it was and only retire an entry.
+    NCCL updates an entry's state from the device, and also retires one that has timed out. The
+    other backends do not update the state and only retire an entry.
     """
     is_retired = bool(entry.get("retired")) and recorder != _NCCLS
     return entry["state"] == "completed" or is_retired
 
 
 def _own_frames(entry: _Entry) -> tuple[Any, ...]:
-    """The lines it was called from that may be the user's."""
+    """Return the frames of the call that may be the user's."""
     frames = [(f["filename"], f["line"], f["name"]) for f in entry.get("frames", ())]
     return tuple(frame for frame in frames if _may_be_users(frame[0]))[:_FRAMES]
 
@@ -157,41 +158,41 @@ ASK = "DRIVETRAIN_ASK"
 COLLECTIVES = "DRIVETRAIN_COLLECTIVES"
 STACKS_SIGNAL = signal.SIGUSR2
 _places: dict[str, Path] = {}
-"""Where this process leaves its answers; empty when nobody asks for them."""
+"""Where this process writes its dumps; empty if there is no supervisor."""
 
 
 def stay_ready() -> None:
-    """From now on this process answers."""
+    """Answer dump requests from now on."""
     stacks, ask = os.environ.pop(STACKS, None), os.environ.pop(ASK, None)
     collectives = os.environ.pop(COLLECTIVES, None)
     if stacks is None or ask is None or collectives is None:
         return
-    # data workers that are forked write to it too: each line goes to the end
+    # append mode, because forked data workers write to it too
     file = open(stacks, "a")  # noqa: SIM115 - stays open as long as the process
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
-    if not faulthandler.is_enabled():  # the last word of one that a library aborts
+    if not faulthandler.is_enabled():  # for a process that a library aborts
         faulthandler.enable(file=file, all_threads=True)
     _places[COLLECTIVES] = Path(collectives)
     threading.Thread(target=_listen, args=(ask, file), name="answer", daemon=True).start()
 
 
 def tell_collectives() -> None:
-    """Leave them where the supervisor looks; never a reason to fail."""
+    """Write the collectives to the file that the supervisor reads; ignore errors."""
     place = _places.get(COLLECTIVES)
     if place is not None:
         with contextlib.suppress(Exception):
             told = latest_collectives()
-            if told is not None or not place.exists():  # a failed rank has told, and left its group
+            if told is not None or not place.exists():  # written before it left its group
                 write_whole(place, json.dumps(told))
 
 
 def _listen(path: str, stacks: TextIO) -> None:
     while True:
         try:
-            with open(path, "rb", buffering=0) as pipe:  # waits here until somebody asks
+            with open(path, "rb", buffering=0) as pipe:  # blocks until there is a request
                 asked = pipe.read(1)
         except OSError:
             return  # the session is gone
         if asked:
-            faulthandler.dump_traceback(stacks, all_threads=True)  # holds Python's lock throughout
+            faulthandler.dump_traceback(stacks, all_threads=True)  # holds the GIL throughout
             tell_collectives()

@@ -1,4 +1,4 @@
-"""Which rank failed first, what it said, and why the attempt ended. Pure."""
+"""Which rank failed first, its error, and why the attempt ended. Pure."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from drivetrain.diagnose.stacks import own_calls, traceback_line
 from drivetrain.record.session import Phase, RankProgress
 from drivetrain.supervise.policy import PREEMPTED_CODE, STALE_CODE, End, EndKind
 
-# Which rank failed first, and what it said. Pure: from exit facts to one verdict.
+# Which rank failed first, and its error. Pure: from exit codes and errors to one verdict.
 
-# What a rank says when it only noticed that another one is gone.
-# These are a script's own (a download, say), whatever their text.
+# Errors of these types come from the script (a download, for example), whatever their text …
 _OWN = re.compile(r"(ConnectionResetError|BrokenPipeError|ConnectionError)\b")
+# … all others with this text mean that the rank only noticed the loss of another one.
 _COLLATERAL = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|connectFullMesh failed|Socket closed|"
     r"DistNetworkError|DistStoreError|recvValueWithTimeout|failed to recv",
     re.IGNORECASE,
 )
-# Errors that say something about the code, and nothing about the world around it.
+# Errors that point to the code, not to its environment.
 _MISTAKES = frozenset(
     {
         *("ArithmeticError", "AssertionError", "AttributeError", "ImportError", "IndexError"),
@@ -32,25 +32,25 @@ _MISTAKES = frozenset(
         *("RuntimeError", "ZeroDivisionError"),
     }
 )
-# What a RuntimeError says when it is not about the code: torch has few other types.
+# Text of a RuntimeError that is not about the code: torch has few other exception types.
 _WORLD = re.compile(
     r"CUDA|cuDNN|CUBLAS|NCCL|gloo|hip|memory|connect|timed? ?out|socket|store|device|worker|shm",
     re.IGNORECASE,
 )
 
 _USAGE_ERROR = 2
-"""argparse's and click's exit code."""
+"""The exit code of argparse and click for a usage error."""
 
 
 @dataclass(frozen=True)
 class RankFailure:
-    """How one rank ended. `exit_code` is negative for a signal, as Python has it."""
+    """How one rank ended; `exit_code` is negative for a signal, as in `subprocess`."""
 
     rank: int
     pid: int
     exit_code: int
     error: str = ""
-    """The rank's own traceback, when it had the chance to leave one."""
+    """The rank's traceback, if it was able to write one."""
     at_s: float = 0.0
 
     @property
@@ -64,12 +64,12 @@ class RankFailure:
 
     @property
     def was_ended_by_us(self) -> bool:
-        """The launcher ends the remaining ranks with SIGTERM."""
+        """Whether it ended by SIGTERM, with which the launcher stops the remaining ranks."""
         return self.killed_by == "SIGTERM"
 
     @property
     def is_collateral(self) -> bool:
-        """Whether it only noticed that another rank is gone."""
+        """Whether it failed only because another rank was lost."""
         last_line = without_blame(self.error).strip().rpartition("\n")[2]
         if not self.error or _OWN.match(last_line):
             return False
@@ -77,30 +77,30 @@ class RankFailure:
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the config was refused: its problems are listed, without a traceback."""
+        """Whether the config was rejected: the error lists the problems, without a traceback."""
         is_told = bool(self.error) and not self.error.startswith("Traceback")
         return self.exit_code == ConfigError.exit_code and is_told
 
     @property
     def said(self) -> str:
-        """Its exception in one line; empty when it said nothing."""
+        """Its exception in one line; empty if there is none."""
         return exception_line(self.error)
 
     @property
     def fault(self) -> str:
-        """A mistake of the code and its place; empty for what may pass (a connection, a device)."""
+        """The error in the code and its location; empty if transient (a connection, a device)."""
         name, line = self.said.partition(":")[0], traceback_line(self.error)
         is_torchs = name == "RuntimeError" or name.startswith("torch.")
         if self.is_collateral or (is_torchs and _WORLD.search(self.said)):
             return ""
-        if self.raised_by:  # in the user's own code any error counts, if its words are the same
+        if self.raised_by:  # in the user's own code any error counts, with its text
             return f"{self.said} at {line or self.raised_by}"
         is_mistake = name in _MISTAKES and not _WORLD.search(self.said)
         return f"{name} at {line}" if is_mistake and line is not None else ""
 
     @property
     def raised_by(self) -> str:
-        """Which part of the user's own raised it, as far as that was seen (core/errors.py)."""
+        """Which part of the user's code raised it, if known (core/errors.py)."""
         return raised_by(self.error)
 
     @property
@@ -111,17 +111,17 @@ class RankFailure:
 
     @property
     def process_exit_code(self) -> int:
-        """What a shell would report."""
+        """The exit code that a shell would report."""
         return self.exit_code if self.exit_code >= 0 else 128 - self.exit_code
 
 
 def root_cause(failures: Sequence[RankFailure]) -> RankFailure:
-    """The failure the others followed from."""
+    """Return the failure that caused the others."""
     return by_cause(failures)[0]
 
 
 def by_cause(failures: Sequence[RankFailure]) -> list[RankFailure]:
-    """The root cause first, then those that followed from it."""
+    """Return the failures, the root cause first."""
 
     def order(failure: RankFailure) -> tuple[int, float]:
         if failure.was_ended_by_us:
@@ -134,17 +134,17 @@ def by_cause(failures: Sequence[RankFailure]) -> list[RankFailure]:
 
 
 def was_aborted(failures: Sequence[RankFailure]) -> bool:
-    """By gloo, most likely, over calls that did not match; then the others know with what."""
+    """True after SIGABRT, probably from gloo on mismatched calls, which the other ranks know."""
     return bool(failures) and root_cause(failures).killed_by == signal.SIGABRT.name
 
 
 def verdict(failures: Sequence[RankFailure], host: str, whole: Path | None = None) -> str:
-    """What the user reads: the consequences folded, the cause last.
+    """Return the message for the user: the other ranks in one line, the cause last.
 
-    `whole`: the file that has all of its traceback; then the user's own calls are enough here.
+    `whole` is the file with the full traceback; if given, only the user's own calls are shown.
     """
     cause = root_cause(failures)
-    if cause.is_refusal:  # every rank says the same of what was typed: which was first is no news
+    if cause.is_refusal:  # the same on every rank, so that it does not matter which was first
         return cause.error.rstrip()
     text = f"rank {cause.rank} (pid {cause.pid}, {host}) failed first: {_how(cause)}"
     others = sorted(failure.rank for failure in failures if failure is not cause)
@@ -156,7 +156,7 @@ def verdict(failures: Sequence[RankFailure], host: str, whole: Path | None = Non
     shown = cause.error.rstrip()
     short = own_calls(shown)
     if whole is not None and short != shown:
-        text += f"\n(only your own calls are shown; the whole traceback: {whole})"
+        text += f"\n(only your own calls are shown; full traceback: {whole})"
         shown = short
     return f"{text}\n\n{shown}"
 
@@ -164,20 +164,20 @@ def verdict(failures: Sequence[RankFailure], host: str, whole: Path | None = Non
 def _how(failure: RankFailure) -> str:
     if failure.killed_by == "SIGKILL":
         return (
-            "killed by SIGKILL, without a traceback; if nobody did it by hand, the system ran "
+            "killed by SIGKILL, without a traceback; unless it was killed by hand, the system ran "
             "out of memory (see dmesg), so use a smaller micro_batch_size or fewer ranks"
         )
     if failure.killed_by:
         return f"killed by {failure.killed_by}"
     if failure.exit_code == _USAGE_ERROR and not failure.error:
         return (
-            "exit code 2, without a traceback: its parser refused the command line, most likely; "
-            "the launcher's own flags stand before the script's first word"
+            "exit code 2, without a traceback: probably its parser rejected the command line; "
+            "the launcher's own flags go before the script"
         )
     return f"exit code {failure.exit_code}"
 
 
-# Why an attempt ended, from how its ranks did. Pure.
+# Why an attempt ended, from how its ranks ended. Pure.
 
 
 def classify(
@@ -187,7 +187,7 @@ def classify(
     trains: bool,
     has_peers: bool,
 ) -> End:
-    """`pages`: what the node's ranks last wrote; `has_peers`: whether there are other nodes."""
+    """Classify the end of an attempt; `pages` is the progress that the ranks last recorded."""
     cause = root_cause(failures)
     kind = _kind(failures, pages, has_peers=has_peers)
     code = STALE_CODE if kind is EndKind.STALE else cause.process_exit_code
@@ -196,7 +196,7 @@ def classify(
 
 
 def last_step(pages: Sequence[RankProgress | None]) -> int:
-    """The furthest that a rank has come; 0 when none has finished a step."""
+    """Return the last step that any rank has finished; 0 if none has."""
     return max((page.step for page in pages if page is not None), default=0)
 
 

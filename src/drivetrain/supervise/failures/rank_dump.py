@@ -1,6 +1,6 @@
-"""RankDump: what the ranks of a node say when they are asked what they are doing.
+"""RankDump: the stacks and collectives of the ranks of a node, collected on request.
 
-Asked together, waited for together, and never for long: a stopped process says nothing.
+All ranks are asked at the same time, with a short timeout: a stopped process does not answer.
 """
 
 from __future__ import annotations
@@ -22,67 +22,67 @@ _MOST_CHILDREN = 16
 
 @dataclass(frozen=True)
 class RankDump:
-    """One rank's."""
+    """The dump of one rank."""
 
     stacks: str
-    """Empty when it did not answer."""
+    """Empty if the rank did not answer."""
     collectives: str
-    """JSON; empty when there are none."""
+    """JSON; empty if there are none."""
 
 
 class DumpRequest(Protocol):
-    """A rank's process."""
+    """A rank's process that is asked for a dump."""
 
     local_rank: int
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         ...
 
 
 @dataclass(frozen=True)
 class DumpFiles:
-    """Where a rank's answers go, in the node's session."""
+    """The files of a rank's dump in the node's session directory."""
 
     session: Path
     local_rank: int
 
     @property
     def stacks(self) -> Path:
-        """As faulthandler writes them."""
+        """The stacks, as faulthandler writes them."""
         return self.session / f"stacks-{self.local_rank}"
 
     @property
     def ask(self) -> Path:
-        """A named pipe: a byte in it is the question."""
+        """A named pipe: one byte in it requests a dump."""
         return self.session / f"ask-{self.local_rank}"
 
     @property
     def collectives(self) -> Path:
-        """Those it has called."""
+        """The collectives that the rank has called."""
         return self.session / f"collectives-{self.local_rank}.json"
 
     def prepare(self) -> dict[str, str]:
-        """Clear what an earlier process left; the variables for the next one."""
+        """Remove what an earlier process left; return the variables for the next one."""
         for path in (self.stacks, self.ask, self.collectives):
             path.unlink(missing_ok=True)
         os.mkfifo(self.ask)
         return {STACKS: str(self.stacks), ASK: str(self.ask), COLLECTIVES: str(self.collectives)}
 
     def read(self) -> RankDump:
-        """What there is by now."""
+        """Return what has been written so far."""
         return RankDump(_read(self.stacks), _read(self.collectives))
 
 
 def collect_dumps(session: Path, living: Sequence[DumpRequest]) -> dict[int, RankDump]:
-    """Ask every rank, by local rank; those that have ended may have left something too."""
+    """Ask all ranks for a dump; return the dumps by local rank."""
     files = {rank.pid: DumpFiles(session, rank.local_rank) for rank in living}
     awake = [pid for pid in files if not is_stopped(pid)]
     asked = [pid for pid in awake if _ask(files[pid])]
     _until_still([files[pid].stacks for pid in asked], _PATIENCE_S)
     silent = [pid for pid in awake if _size(files[pid].stacks) == 0 and _answers(pid)]
-    for pid in silent:  # something holds Python's lock
+    for pid in silent:  # something holds the GIL
         _signal(pid)
     _until_still([files[pid].stacks for pid in silent], _PATIENCE_S)
     _wait(lambda: all(files[pid].collectives.exists() for pid in asked), _PATIENCE_S)
@@ -93,10 +93,10 @@ def collect_dumps(session: Path, living: Sequence[DumpRequest]) -> dict[int, Ran
 
 
 def _ask(files: DumpFiles) -> bool:
-    """Whether somebody listens: the script may not have begun, or be over."""
+    """Request a dump; False if no thread listens, before the script starts or after it ends."""
     try:
         with open(os.open(files.ask, os.O_WRONLY | os.O_NONBLOCK), "wb", buffering=0) as pipe:
-            os.truncate(files.stacks, 0)  # what it said when it was asked before
+            os.truncate(files.stacks, 0)  # the previous dump
             pipe.write(b"?")
     except OSError:
         return False
@@ -109,7 +109,7 @@ def _signal(pid: int) -> None:
 
 
 def _collect_child(pid: int, stacks: Path) -> None:
-    """A forked data worker has the same handler and writes to the same file, but no thread."""
+    """Signal a forked data worker: it has the same handler and file, but no listening thread."""
     with open(stacks, "a") as file:
         file.write(f"process {pid}:\n")
     size = _size(stacks)
@@ -118,7 +118,7 @@ def _collect_child(pid: int, stacks: Path) -> None:
 
 
 def _children(pid: int) -> list[int]:
-    """Processes a rank has started that would answer."""
+    """Return the child processes of a rank that would answer."""
     try:
         tasks = Path(f"/proc/{pid}/task")
         found = " ".join((task / "children").read_text() for task in tasks.iterdir()).split()
@@ -128,7 +128,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _answers(pid: int) -> bool:
-    """Whether it handles the signal, which would end it otherwise."""
+    """True if the process handles the signal, which would kill it otherwise."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -138,7 +138,7 @@ def _answers(pid: int) -> bool:
 
 
 def _until_still(paths: Sequence[Path], patience_s: float, at_least: int = 1) -> None:
-    """Until every file has something in it and nobody is still writing."""
+    """Wait until all files have content and have stopped growing."""
     sizes: list[int] = []
 
     def is_still() -> bool:
@@ -156,7 +156,7 @@ def _wait(is_over: Callable[[], bool], patience_s: float) -> None:
 
 
 def kernel_state(pid: int) -> tuple[str, int] | None:
-    """How the system calls its state (T: stopped, Z: ended), and its parent; None when gone."""
+    """Return the state (T: stopped, Z: ended) and parent of a process; None if it is gone."""
     try:
         state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
     except (OSError, ValueError):
@@ -165,7 +165,7 @@ def kernel_state(pid: int) -> tuple[str, int] | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process cannot answer: SIGSTOP, or a debugger."""
+    """True if a process is stopped, by SIGSTOP or a debugger, and so cannot answer."""
     found = kernel_state(pid)
     return found is not None and found[0] in ("T", "t")
 

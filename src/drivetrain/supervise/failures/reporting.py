@@ -1,4 +1,4 @@
-"""How an attempt ended, told: to the user at once, to later readers in the run's directory."""
+"""Reporting how an attempt ended: to the user at once, and in the run directory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from drivetrain.supervise.failures.failure import RankFailure, root_cause, verdi
 from drivetrain.supervise.failures.rank_dump import RankDump
 from drivetrain.supervise.policy import End, EndKind
 
-# What the user reads about an attempt's end: what died, where, when, and what is done about it.
+# The message about an attempt's end: what failed, where, when, and what is done about it.
 
 
 def lost_replica(end: End, failure: RankFailure, host: str) -> str:
-    """What is said when a live run goes on without one of its replicas."""
+    """The message when a live run continues without one of its replicas."""
     when = time.strftime("%H:%M:%S")
     return (
         f"[{when}] replica {failure.rank} (pid {failure.pid}, {host}) {failure.how} {end.where}; "
@@ -31,19 +31,19 @@ def lost_replica(end: End, failure: RankFailure, host: str) -> str:
 
 
 def stopped(end: End, asked_by: str) -> str:
-    """What is said when somebody asked the run to stop."""
+    """The message when the run was asked to stop."""
     if end.kind is EndKind.PREEMPTED:
         return (
             f"stopped by {asked_by} and saved after step {end.step}; "
             "run the same command again to resume"
         )
     if end.kind is EndKind.FINISHED:
-        return f"{asked_by} came as the last step ended; the run is finished"
-    return f"stopped by {asked_by}; all ranks were ended"
+        return f"{asked_by} arrived as the last step ended; the run is finished"
+    return f"stopped by {asked_by}; all ranks were killed"
 
 
 def with_verdict(text: str, finding: Finding | None, *, is_written_down: bool = True) -> str:
-    """What happened, and below it what a diagnosis makes of it; a traceback speaks for itself."""
+    """Append the diagnosis to the message, unless a traceback already explains the failure."""
     if finding is None or finding.kind is diagnosis.CRASH:
         return text
     grounds = () if is_written_down else finding.evidence
@@ -52,12 +52,12 @@ def with_verdict(text: str, finding: Finding | None, *, is_written_down: bool = 
 
 
 def _mistake(cause: RankFailure, end: End) -> str:
-    """One sentence on an error of the user's own: who raised it, when, where, what to do."""
-    if not cause.fault or not end.trains:  # another script has its own way to go on
+    """One sentence on an error in the user's code: what raised it, when, where, what to do."""
+    if not cause.fault or not end.trains:  # another script has its own way to resume
         return ""
     line = traceback_line(cause.error)
     is_fit = bool(cause.raised_by) and line is not None and line.function == "<module>"
-    at = f", at {line}" if line is not None and not is_fit else ""  # not where fit() was called
+    at = f", at {line}" if line is not None and not is_fit else ""  # not the line that calls fit()
     who = cause.raised_by or "your code"
     when = "" if "after step" in who else f" {end.where}"
     return (
@@ -70,7 +70,9 @@ def _remedy(who: str) -> str:
     if "__getitem" in who:
         return "fix it, or leave that sample out of the dataset"
     if "(collate)" in who:
-        return "make the samples fit, or pass a DataLoader whose collate_fn puts them together"
+        return (
+            "make the samples compatible, or pass a DataLoader with a collate_fn that combines them"
+        )
     return "fix it"
 
 
@@ -80,7 +82,7 @@ def paragraph(account: AttemptReport) -> str:
     where = end.where
     match end.kind:
         case EndKind.STALLED:
-            kept = "; the ranks' stacks were written down" if end.trains else ""
+            kept = "; the ranks' stacks were saved" if end.trains else ""
             what = f"{host}: {account.detail}{kept}"
         case EndKind.PREEMPTED:
             what = f"the ranks were asked to stop and saved {where}"
@@ -102,7 +104,7 @@ def paragraph(account: AttemptReport) -> str:
     done = _what_follows(account)
     reason = f" ({account.why})" if account.why else ""
     if not account.restarts and failures:
-        # the cause comes last, where the eye is; without a reason there was nothing to weigh
+        # the cause comes last, where the user looks first; no reason: restarts do not apply
         return (f"\nnot restarted: {account.why}" if account.why else "") + f"\n{what}"
     return f"[{when}] {what}; {done}{reason}"
 
@@ -111,7 +113,7 @@ def _what_follows(account: AttemptReport) -> str:
     if not account.restarts:
         return "stopping"
     if account.is_unsaved:
-        return "restarting; there is no checkpoint yet, so from the beginning"
+        return "restarting from the beginning, as there is no checkpoint yet"
     return "restarting from the newest checkpoint"
 
 
@@ -123,7 +125,7 @@ def say(text: str) -> None:
 def write_down(
     session: Path, account: AttemptReport, dumps: Mapping[int, RankDump]
 ) -> Finding | None:
-    """Into the run's directory; the verdict on it, in which a mistake must not end a run."""
+    """Write the report to the run directory; return the diagnosis, whose bugs end no run."""
     written = write_end(session, account, dumps)
     try:
         if written is not None:
@@ -140,7 +142,7 @@ def _evidence(account: AttemptReport, dumps: Mapping[int, RankDump]) -> Evidence
     told = {rank: calls_of(each.collectives) for rank, each in dumps.items()}
     return Evidence(
         attempt=1,
-        end=json.loads(json.dumps(account.facts())),  # as it would have been read back
+        end=json.loads(json.dumps(account.facts())),  # as it would be read back
         stacks={rank: parse_stacks(each.stacks) for rank, each in dumps.items()},
         calls={rank: calls for rank, calls in told.items() if calls is not None},
     )

@@ -1,8 +1,8 @@
-"""Starting a process by fork where torch is imported already, instead of importing it again.
+"""Starting processes by fork from one that has imported torch, instead of importing it again.
 
-Importing torch takes seconds. A process that has it can pass it on: what it forks starts in
-milliseconds. Only a process without Python threads, and whose accelerators nobody has used, may do
-that: neither a thread's locks nor a driver's state survive a fork.
+Importing torch takes seconds; a fork of a process that has imported it starts in milliseconds. Only
+a process without Python threads that has not used an accelerator may be forked: neither a thread's
+locks nor a driver's state survive a fork.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from collections.abc import Callable, Mapping, Sequence
 
 _FRESH = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _DEVICE_MODULES = ("cuda", "xpu", "mtia", "mps")
-"""Of torch's own; one that is out of tree is found by the name it has registered."""
+"""torch's own device modules; an out-of-tree one is found by its registered name."""
 
 
 class Forked:
-    """A child without a Popen: forked by us, or adopted when its parent ended."""
+    """A child process without a Popen: forked here, or adopted when its parent ended."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it lives."""
+        """Return the exit code, negative for a signal; None while it runs."""
         return self._reap(os.WNOHANG)
 
     def wait(self) -> int:
-        """The same, once it has ended."""
+        """Wait for the process to end; return its exit code."""
         while (code := self._reap(0)) is None:
             pass
         return code
 
     def send_signal(self, number: int) -> None:
-        """To the process alone."""
+        """Signal the process only, not its group."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -57,7 +57,7 @@ class Forked:
 
 
 def fork_away(function: Callable[[], object], environment: Mapping[str, str]) -> int:
-    """The same as `fork_call` in a grandchild, which whoever adopts orphans becomes parent of."""
+    """Like `fork_call`, but in a grandchild, which the subreaper adopts; return its pid."""
     reading, writing = os.pipe()
 
     def between() -> None:
@@ -72,17 +72,17 @@ def fork_away(function: Callable[[], object], environment: Mapping[str, str]) ->
 
 
 def can_fork() -> bool:
-    """Whether forking saves an import, and is safe."""
+    """True if torch is imported here and forking is safe."""
     return "torch" in sys.modules and is_fork_safe()
 
 
 def is_fork_safe() -> bool:
-    """Whether a forked child could do all that this process can."""
+    """True if a forked child could do all that this process can."""
     return threading.active_count() == 1 and not has_touched_accelerator()
 
 
 def has_touched_accelerator() -> bool:
-    """Whether anything here has spoken to a device's driver; torch is not imported to find out."""
+    """True if this process has used a device driver; does not import torch to find out."""
     torch = sys.modules.get("torch")
     if torch is None:
         return False
@@ -93,10 +93,10 @@ def has_touched_accelerator() -> bool:
 
 
 def _spoils_child(modules: Sequence[object]) -> bool:
-    """Asked of a real child, where torch sets this flag.
+    """Check torch's bad-fork flag in a real child, where torch sets it.
 
-    Counting devices, as torch.cuda.is_available() does, wakes the driver without initialising
-    torch's part: the parent cannot tell.
+    Counting devices, as torch.cuda.is_available() does, initializes the driver but not torch's own
+    state, so the parent cannot tell.
     """
     pid = os.fork()
     if not pid:
@@ -113,7 +113,7 @@ def _says(module: object, name: str) -> bool:
 
 
 def fork_call(function: Callable[[], object], environment: Mapping[str, str]) -> Forked:
-    """Run a function in a child, in a session of its own, as if it had been started afresh."""
+    """Run a function in a forked child with its own session, as if newly started."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()

@@ -1,9 +1,9 @@
 """A head start: ranks begin while their supervisor still imports torch, which takes seconds.
 
-On one machine there is nobody to meet, so all that makes a process a rank is known beforehand, the
-port of the store among it: it listens from the beginning, and who dials it waits in the system's
-queue until the supervisor serves it. The supervisor says afterwards what it would have told its
-ranks; should that be anything else, they are started again.
+On one machine there is no rendezvous, so a rank's environment is known beforehand, including the
+port of the store: its socket listens from the beginning, and connections wait in the system's queue
+until the supervisor serves them. The supervisor later compares this environment with the one it
+would have set; if they differ, the ranks are restarted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from drivetrain.record.session import COMMAND_S, LAUNCHED_S
 from drivetrain.supervise.processes.node import Node
 
 ASKS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-"""What asks a supervisor to have its ranks save and stop."""
+"""The signals that ask a supervisor to have its ranks save and stop."""
 ADDRESS = "127.0.0.1"
 ROLE = "default"
 
@@ -34,7 +34,7 @@ class HeadStart:
     ) -> None:
         self.session = session
         self.asked = ""
-        """The signal that came before the supervisor could listen: its ranks may be at work."""
+        """The signal that arrived before the supervisor was listening; ranks may be running."""
         for number in ASKS:
             signal.signal(number, self._note)
         self.run_id = uuid.uuid4().hex
@@ -51,7 +51,7 @@ class HeadStart:
         self.asked = signal.Signals(number).name
 
     def has_told(self, environments: Sequence[Mapping[str, str]]) -> bool:
-        """Whether its ranks know what they should; the hour of their start is their own."""
+        """True if its ranks have these environments, apart from their launch time."""
         wanted = [
             {name: value for name, value in environment.items() if name != LAUNCHED_S}
             for environment in environments

@@ -1,8 +1,8 @@
-"""The processes of one node: workers, and warm spares that wait to become one.
+"""The processes of one node: workers, and warm spares that wait to become workers.
 
-Every process is started the same way and becomes a rank when it is told its environment over a
-pipe. Each has a session of its own, so that ending it ends whatever it has started, and dies with
-its supervisor.
+Every process is started the same way and becomes a rank when it receives its environment over a
+pipe. Each has its own session, so that killing it also kills what it has started, and dies with its
+supervisor.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ _BACK_OFF_S = 10.0
 
 
 class Process(Protocol):
-    """What is asked of a process, started or adopted."""
+    """What the supervisor needs of a process, started or adopted."""
 
     pid: int
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it lives."""
+        """Return the exit code, negative for a signal; None while it runs."""
         ...
 
     def wait(self) -> int:
-        """The same, once it has ended."""
+        """Wait for the process to end; return its exit code."""
         ...
 
     def kill(self) -> None:
-        """At once."""
+        """Send SIGKILL."""
         ...
 
 
 @dataclass
 class Worker:
-    """A process; `local_rank` is -1 until it has one."""
+    """A process that is or can become a rank; `local_rank` is -1 until then."""
 
     process: Process
     control: int
-    """Our end of its pipe."""
+    """The supervisor's end of its control pipe; -1 once closed."""
     local_rank: int = -1
 
     @property
     def pid(self) -> int:
-        """Its process id, which is its group's too."""
+        """The process id, which is also its process group's id."""
         return self.process.pid
 
     def tell(self, environment: Mapping[str, str]) -> bool:
-        """Make it a rank; False when it is gone already."""
+        """Send it the environment that makes it a rank; False if it no longer exists."""
         try:
             os.write(self.control, (json.dumps(dict(environment)) + "\n").encode())
         except OSError:
@@ -75,16 +75,16 @@ class Worker:
         return True
 
     def signal(self, number: signal.Signals) -> None:
-        """To the process alone."""
+        """Signal the process only, not its group."""
         if self.process.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """The process and all it started, at once."""
+        """Kill the process and everything it has started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self.process.wait()
-        with contextlib.suppress(ChildProcessError):  # what it had started has been adopted by us
+        with contextlib.suppress(ChildProcessError):  # its children were adopted by this process
             while os.waitpid(-self.pid, 0):
                 pass
         if self.control >= 0:
@@ -93,7 +93,7 @@ class Worker:
 
 
 class Node:
-    """Starts, counts and ends the processes of this node."""
+    """Starts, watches and kills the processes of this node."""
 
     def __init__(
         self,
@@ -114,17 +114,17 @@ class Node:
         adopt_orphans()
 
     def prepare(self, count: int) -> None:
-        """Have so many processes waiting that need only be told their rank."""
+        """Keep `count` processes waiting that only need to be given a rank."""
         self._spares = [spare for spare in self._spares if spare.process.poll() is None]
         while self._is_python and len(self._spares) < count:
             self._spares.append(self._spawn(warm=False))
 
     def keep_warm(self, count: int, *, wait: bool = False) -> None:
-        """Have so many that have imported everything, too; never waits unless asked to."""
+        """Keep `count` spares that have imported everything; blocks only if `wait`."""
         if not self._is_python or not count or time.monotonic() < self._not_before_s:
             return
         for spare in [spare for spare in self._spares if spare.process.poll() is not None]:
-            spare.kill()  # it died of its imports, most likely: the next one would, too
+            spare.kill()  # probably its imports failed, as they would in the next one
             self._spares.remove(spare)
             self._not_before_s = time.monotonic() + _BACK_OFF_S
             return
@@ -136,19 +136,19 @@ class Node:
             self._spares.append(forked or self._spawn(warm=True))
 
     def start(self, environments: Sequence[Mapping[str, str]]) -> None:
-        """One worker per environment."""
+        """Start one worker per environment."""
         self._environments = list(environments)
         self.workers = [self._start_one(rank) for rank in range(len(environments))]
 
     def replace(self, local_rank: int) -> None:
-        """Another process in a rank's place; the others are not touched."""
+        """Kill and restart one rank; the others are not affected."""
         self.workers[local_rank].kill()
         self.workers[local_rank] = self._start_one(local_rank)
 
     def _start_one(self, local_rank: int) -> Worker:
         page_path(self._session, local_rank).unlink(missing_ok=True)
         own = {**DumpFiles(self._session, local_rank).prepare(), SESSION: str(self._session)}
-        # the warm process may be older than what the supervisor has set since
+        # the supervisor may have set variables since the warm process started
         whole = {**os.environ, **self._environments[local_rank], **own}
         worker = self._take(whole)
         if worker is None:
@@ -159,7 +159,7 @@ class Node:
         return worker
 
     def _take(self, environment: Mapping[str, str]) -> Worker | None:
-        """A waiting process that accepts the work."""
+        """Make a waiting process the rank; None if there is none."""
         while self._spares:
             spare = self._spares.pop(0)
             if spare.process.poll() is None and spare.tell(environment):
@@ -168,27 +168,27 @@ class Node:
         return None
 
     def exit_codes(self) -> dict[int, int]:
-        """Of the workers that have ended, by local rank; negative for a signal."""
+        """Exit codes of the workers that have ended, by local rank; negative for a signal."""
         codes = {worker.local_rank: worker.process.poll() for worker in self.workers}
         return {rank: code for rank, code in codes.items() if code is not None}
 
     def ask_to_stop(self, number: signal.Signals) -> None:
-        """A Trainer saves and leaves, other scripts do what they do."""
+        """Send the signal to all workers: a Trainer saves and exits."""
         for worker in self.workers:
             worker.signal(number)
 
     def collect_dumps(self) -> dict[int, RankDump]:
-        """What the ranks that live are doing, by local rank."""
+        """Return what the live ranks are doing, by local rank."""
         living = [worker for worker in self.workers if worker.process.poll() is None]
         return collect_dumps(self._session, living)
 
     def left_behind(self) -> dict[int, RankDump]:
-        """What ranks that failed have left; nobody is asked, nobody waited for."""
+        """Return the dumps that failed ranks have left, without asking or waiting."""
         ended = (worker.local_rank for worker in self.workers if worker.process.poll())
         return {rank: DumpFiles(self._session, rank).read() for rank in ended}
 
     def kill(self) -> None:
-        """End every worker, whatever it is doing."""
+        """Kill all workers."""
         for worker in self.workers:
             worker.kill()
         self.workers = []
@@ -226,7 +226,7 @@ class Node:
 
 
 class WarmProcess:
-    """The supervisor's end of the warm process (warm.py)."""
+    """The supervisor's handle of the warm process (warm.py)."""
 
     def __init__(self, script: Sequence[str] = ()) -> None:
         self._line, theirs = socket.socketpair()
@@ -249,7 +249,7 @@ class WarmProcess:
         theirs.close()
 
     def state(self, *, wait: bool = False) -> str:
-        """importing, ready, or unfit."""
+        """Return "importing", "ready" or "unfit" (cannot be forked)."""
         if self._state == "importing":
             self._line.settimeout(120 if wait else 0)
             try:
@@ -259,7 +259,7 @@ class WarmProcess:
         return self._state
 
     def fork(self, command: Sequence[str]) -> Worker | None:
-        """A spare in a few milliseconds; None when it cannot be had this way."""
+        """Fork a spare, in a few milliseconds; None if that is not possible."""
         words = json.dumps(list(command)).encode()
         if len(words) > MOST_BYTES:
             return None
@@ -283,6 +283,6 @@ class WarmProcess:
 
 
 def adopt_orphans() -> None:
-    """Processes whose parent has ended become ours instead of the system's."""
+    """Make this process the parent of orphaned descendants, instead of init."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER

@@ -1,10 +1,10 @@
-"""The warm process: has imported everything once, and forks a spare when it is asked to.
+"""The warm process: imports everything once, and forks a spare on request.
 
-A forked spare starts in milliseconds and shares the imported code's memory with the others, so
-spares cost next to nothing. It is handed over to the supervisor as its own child (the process in
-between ends at once, and the supervisor adopts orphans). A process with Python threads, or in which
-an import has used an accelerator, cannot be forked safely: then it says so, and spares are started
-afresh instead.
+A forked spare starts in milliseconds and shares the memory of the imported code with the others, so
+spares cost almost nothing. The supervisor becomes its parent: the process in between exits at once,
+and the supervisor adopts orphans. A process with Python threads, or in which an import has used an
+accelerator, cannot be forked safely; it then reports that it is unfit, and spares are started as
+new processes instead.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ MOST_BYTES = 1 << 17
 
 
 def main() -> None:
-    """`python -m drivetrain.supervise.processes.warm [SCRIPT]`: a script's libraries, too."""
+    """`python -m drivetrain.supervise.processes.warm [SCRIPT]`; SCRIPT's imports are loaded too."""
     line = socket.socket(fileno=int(os.environ.pop(SOCKET)))
     supervisor = int(os.environ[worker.PARENT])
     worker.die_with_parent()
     worker.import_ahead(sys.argv[1:])
     gc.freeze()  # a collection in a spare must not copy the memory that all of them share
     fit = is_fork_safe()
-    with contextlib.suppress(BrokenPipeError):  # the supervisor has left: read as the end, below
+    with contextlib.suppress(
+        BrokenPipeError
+    ):  # the supervisor is gone: the loop below sees end of file
         line.send(READY if fit else UNFIT)
     while fit:
         try:
             message, descriptors, _, _ = socket.recv_fds(line, MOST_BYTES, 1)
-        except ConnectionResetError:  # the supervisor has left without reading what was sent
+        except ConnectionResetError:  # the supervisor is gone and has not read what was sent
             return
         if not message:
             return
@@ -48,7 +50,7 @@ def main() -> None:
             worker.PARENT: str(supervisor),
             worker.CONTROL: str(control),
         }
-        argv = json.loads(message)  # of the workers' command line
+        argv = json.loads(message)  # the workers' command line
         pid = fork_away(lambda: _become_worker(argv, line, supervisor), environment)  # noqa: B023
         os.close(control)
         with contextlib.suppress(BrokenPipeError):

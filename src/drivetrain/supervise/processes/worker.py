@@ -1,9 +1,9 @@
-"""What a rank's process runs: the user's script, as if it had been started directly.
+"""The main program of a rank's process: runs the user's script as if it had been started directly.
 
 A process may be started before there is work for it (a warm spare): it imports what the script will
-need, waits for its rank, and is a worker like any other from then on. An error nobody caught is
-left for the supervisor, which shows the first rank's and folds the others', instead of being
-printed by every rank at once. Nothing but the standard library is loaded here: this comes before
+need, waits for its rank, and is then a worker like any other. An uncaught exception is written to a
+file for the supervisor, which shows the first rank's and summarizes the others', instead of being
+printed by every rank at once. This module loads only the standard library, because it runs before
 the user's first line.
 """
 
@@ -39,7 +39,7 @@ _NEEDED = (
     "torch.distributed.checkpoint",
     "torch._dynamo",
 )
-_PUBLIC = ("Trainer", "prepare")  # what a script takes from the package, wherever it is kept
+_PUBLIC = ("Trainer", "prepare")  # what scripts import from the package, wherever it is defined
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def run_argv(argv: list[str]) -> int:
-    """The script, to its end; its exit code."""
+    """Run the script or module; return its exit code."""
     try:
         if argv[0] == "-m":
             sys.argv = argv[1:]
@@ -72,7 +72,9 @@ def run_argv(argv: list[str]) -> int:
         sys.stderr.write(f"{error.code}\n")
         return 1
     except KeyboardInterrupt as error:
-        if "TORCHELASTIC_ERROR_FILE" in os.environ:  # the script's own, if nobody asked it to stop
+        if (
+            "TORCHELASTIC_ERROR_FILE" in os.environ
+        ):  # the script's own error, unless it was asked to stop
             leave_for_supervisor(error)
         return 130
     except BaseException as error:
@@ -85,7 +87,7 @@ def run_argv(argv: list[str]) -> int:
 
 
 def _leave(code: int) -> None:
-    """End as Python would, without taking every object apart: that takes a second with torch."""
+    """Exit as Python would, but without destroying all objects, which takes a second with torch."""
     settle_exit_code(code)
     with contextlib.suppress(Exception):
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - waits for threads
@@ -97,19 +99,19 @@ def _leave(code: int) -> None:
 
 
 def die_with_parent() -> None:
-    """A supervisor that is killed must not leave ranks behind."""
+    """Have the kernel kill this process when its supervisor dies."""
     parent = os.environ.pop(PARENT, None)
     if parent is None or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != int(parent):  # it died before we asked
+    if os.getppid() != int(parent):  # it died before the prctl call
         os._exit(1)
 
 
 @without_collector()
 def import_ahead(argv: list[str]) -> None:
-    """Import what Drivetrain needs and what the script imports at its top; nothing else is run."""
-    from drivetrain.core.traits import all_traits  # pydantic's; a process that is not warm waits
+    """Import what Drivetrain needs and what the script imports at top level; run nothing else."""
+    from drivetrain.core.traits import all_traits  # loads pydantic, so only in a warm process
 
     for name in (*_NEEDED, *(each for traits in all_traits() for each in traits.preload)):
         importlib.import_module(name)
@@ -121,17 +123,17 @@ def import_ahead(argv: list[str]) -> None:
         return
     for name in _top_imports(script.read_text()):
         if _is_installed(name):
-            # what fails here will fail in the script, where the user can see it
+            # an import that fails here will fail again in the script, where the user sees it
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
 
 
 def _load_lazy_parts() -> None:
-    """Torch loads parts of itself only when they are used: used once here, they are loaded.
+    """Use the parts of torch once that it loads lazily.
 
-    No backward() and no optimizer.step(): both ask the accelerator (autograd for its devices, the
-    optimizer for its current stream), and every spare would open a context on the first device,
-    before it is known which one will be its own.
+    No backward() and no optimizer.step(): both query the accelerator (autograd its devices, the
+    optimizer its current stream), so every spare would open a context on the first device before it
+    is known which device it will use.
     """
     import torch
 
@@ -143,7 +145,7 @@ def _load_lazy_parts() -> None:
 
 
 def _is_installed(name: str) -> bool:
-    """Whether it is a library's: a module of the user's own might not be meant from here."""
+    """True for a library's module: the user's own could resolve differently from here."""
     try:
         found = importlib.util.find_spec(name.partition(".")[0])
     except (ImportError, ValueError):
@@ -153,7 +155,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _top_imports(source: str) -> list[str]:
-    """Modules that a script imports first thing."""
+    """Return the modules that a script imports at top level."""
     names: list[str] = []
     try:
         statements = ast.parse(source).body
@@ -174,17 +176,17 @@ def _await_rank() -> None:
         return
     with os.fdopen(int(descriptor), "r") as control:
         line = control.readline()
-    if not line:  # no work for this process, or nobody left to give any
+    if not line:  # this process is not needed, or the supervisor is gone
         os._exit(0)
     os.environ.update(json.loads(line))
     if "torch" in sys.modules and "OMP_NUM_THREADS" in os.environ:
-        import torch  # read the variable when it was imported, which was before it was set
+        import torch  # torch was imported before the variable was set
 
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 def _redirect() -> None:
-    """Output into files, where the user asked for that (--redirects, --tee)."""
+    """Redirect output to files if the user asked for it (--redirects, --tee)."""
     for name, stream in ((STDOUT, sys.stdout), (STDERR, sys.stderr)):
         path = os.environ.pop(name, None)
         if path is not None:
@@ -195,13 +197,13 @@ def _redirect() -> None:
 
 
 def leave_for_supervisor(error: BaseException) -> None:
-    """What a rank fails with, where its launcher looks for it; on the console where none does."""
+    """Write the rank's error where its launcher looks for it, or to stderr if there is none."""
     text = _own_traceback(error)
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path is None:
         sys.stderr.write(text)
         return
-    # torchelastic's own format, so that its API finds message and time
+    # torchelastic's own format, so that its API finds the message and the time
     now_s = time.time()
     extra = {"py_callstack": text, "timestamp": str(int(now_s)), "at_s": now_s}
     document = {"message": {"message": text, "extraInfo": extra}}
@@ -209,9 +211,9 @@ def leave_for_supervisor(error: BaseException) -> None:
 
 
 def _own_traceback(error: BaseException) -> str:
-    """Without the frames of this file and of runpy; a user's mistake needs none at all."""
+    """The traceback without frames of this file and runpy; a config error needs no frames."""
     if _is_ours(error) and getattr(error, "problems", None):
-        return f"{error}\n"  # where, what and what to do: no frames needed
+        return f"{error}\n"  # it says where, what and what to do
     frames = error.__traceback__
     while frames is not None and _starts_scripts(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
@@ -219,7 +221,7 @@ def _own_traceback(error: BaseException) -> str:
 
 
 def _collects_errors(hook: object) -> bool:
-    """A hook of the user's (Sentry, rich …); torch's own would only print it with a prefix."""
+    """True for the user's own hook (Sentry, rich …); torch's would only print it with a prefix."""
     return hook is not sys.__excepthook__ and not getattr(hook, "__module__", "").startswith(
         "torch"
     )
@@ -230,7 +232,7 @@ def _starts_scripts(filename: str) -> bool:
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Raised by Drivetrain on purpose; told by name, so that nothing need be imported."""
+    """True for a DrivetrainError; compares names, so that nothing needs to be imported."""
     return any(
         kind.__module__.startswith("drivetrain.") and kind.__name__ == "DrivetrainError"
         for kind in type(error).__mro__

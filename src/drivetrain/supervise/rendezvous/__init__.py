@@ -1,1 +1,1 @@
-"""Nodes meet in a folder, which does not die with the first of them."""
+"""Rendezvous in a shared directory, which survives the loss of any node."""

@@ -1,4 +1,4 @@
-"""The folder that nodes meet in: who is there, in one small file that is changed under a lock."""
+"""The rendezvous directory: the list of nodes, in one small file that is changed under a lock."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from drivetrain.supervise.rendezvous.signs import SignsOfLife
 
 # The list of nodes as text: JSON, checked when it is read back.
 #
-# torch keeps it as a pickle, and reading a pickle runs whatever is in it; the folder it lies in is
-# one that others may be able to write.
+# torch stores it as a pickle, and reading a pickle runs the code in it, while others may be able to
+# write to this directory.
 #
 # Every node reads it to join, one after the other, so each node is in it once.
 
 _IN_ADDRESSES = frozenset(string.ascii_letters + string.digits + "._:%-[]")
-"""Names and addresses of hosts become names of files, too."""
+"""Host names and addresses are also used as file names."""
 _LONGEST_ADDRESS = 255
 
 
@@ -63,11 +63,11 @@ def _iso(moment: datetime | None) -> str | None:
 
 
 def nodes_from_json(data: bytes) -> _RendezvousState:
-    """As it was written; ValueError when it was not written by `nodes_to_json`."""
+    """Parse what `nodes_to_json` wrote; ValueError if it did not write this."""
     try:
         return _state(parse_json(data))
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"lacks what it must have ({error})") from None
+        raise ValueError(f"a field is missing or invalid ({error})") from None
 
 
 def _state(document: dict[str, Any]) -> _RendezvousState:
@@ -97,7 +97,7 @@ def _state(document: dict[str, Any]) -> _RendezvousState:
 def _node(address: str, pid: int, local_id: int) -> _NodeDesc:
     is_possible = 1 <= len(address) <= _LONGEST_ADDRESS and _IN_ADDRESSES.issuperset(address)
     if not is_possible or address.startswith("."):
-        raise ValueError(f"{address!r} is no host's name")
+        raise ValueError(f"{address!r} is not a host name")
     return _NodeDesc(address, int(pid), int(local_id))
 
 
@@ -111,23 +111,23 @@ def _moment(text: str) -> datetime:
 FINISHED = "finished"
 _HEAD = struct.Struct("<QQ")
 _MOST_BYTES = 64 << 20
-"""Of the list: a quarter of a million nodes."""
+"""The largest list that is read: a quarter of a million nodes."""
 _TRIES = 3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 2.0
 
 
 @dataclass(frozen=True)
 class Head:
-    """The beginning of the list."""
+    """The header of the list file."""
 
     version: int
-    """Of the list; every change counts."""
+    """Counts all changes of the list."""
     turn: int
-    """Counts the changes that somebody waits for: another round, a round that is complete."""
+    """Counts the changes that nodes wait for: another round, a round that is complete."""
 
 
 class RendezvousFolder:
-    """On storage that all nodes share."""
+    """A rendezvous directory on storage that all nodes share."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -137,7 +137,7 @@ class RendezvousFolder:
         self._check_locks()
 
     def head(self) -> Head | None:
-        """None when there is no list."""
+        """Read the header; None if there is no list."""
         found = self._bytes(_HEAD.size)
         try:
             return None if found is None else Head(*_HEAD.unpack(found))
@@ -145,7 +145,7 @@ class RendezvousFolder:
             raise self._damaged(error) from None
 
     def read(self) -> tuple[_RendezvousState, Head] | None:
-        """The list; writers rename, so a reader needs no lock."""
+        """Read the list; writers rename a new file, so readers need no lock."""
         found = self._bytes()
         if found is None:
             return None
@@ -156,7 +156,7 @@ class RendezvousFolder:
             raise self._damaged(error) from None
 
     def nodes(self) -> list[_NodeDesc]:
-        """Those in the list, as it is now."""
+        """Return the nodes that are in the list now."""
         found = self.read()
         return [] if found is None else list(found[0].last_heartbeats)
 
@@ -166,14 +166,14 @@ class RendezvousFolder:
         )
 
     def write(self, state: _RendezvousState, head: Head) -> None:
-        """Only by whoever has the lock."""
+        """Write the list; the caller must hold the lock."""
         try:
             write_whole(self._list, _HEAD.pack(head.version, head.turn) + nodes_to_json(state))
         except OSError as error:
             raise RendezvousConnectionError(str(error)) from error
 
     def _check_locks(self) -> None:
-        """EnvironmentProblem where there are none; somebody else's is as good as one's own."""
+        """Raise EnvironmentProblem if locks do not work; another node's lock is proof enough."""
         descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             try_lock(descriptor, self._lock)
@@ -182,10 +182,10 @@ class RendezvousFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Alone; the system frees the lock when its holder dies.
+        """Hold the lock; the system frees it when its holder dies.
 
-        Who waits asks again after a random time, twice as long each time: of a thousand that are
-        woken together, as the system would, all but one would have been woken in vain.
+        A waiting node retries after a random time with exponential backoff. A blocking lock would
+        wake a thousand waiting nodes together, all but one of them in vain.
         """
         descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
         pause_s = _FIRST_PAUSE_S
@@ -198,7 +198,7 @@ class RendezvousFolder:
             os.close(descriptor)
 
     def forget_the_dead(self, is_dead: Callable[[_NodeDesc], bool]) -> bool:
-        """Begin anew when the list is of a run that is over: closed, and nobody lives."""
+        """Clear the list if its run is over, that is closed with no live node; True if so."""
         with self.locked():
             found = self.read()
             if found is None:
@@ -220,7 +220,7 @@ class RendezvousFolder:
                 return read_bytes(self._list, length=most, most=_MOST_BYTES)
             except FileNotFoundError:
                 return None
-            except OSError as error:  # a file system that is shared has its moments
+            except OSError as error:  # shared file systems have transient errors
                 problem = error
                 time.sleep(0.1)
         raise RendezvousConnectionError(str(problem)) from problem

@@ -1,4 +1,4 @@
-"""Group: the other nodes of a run, as one of them sees them: join, finish together, leave."""
+"""Group: one node's view of the nodes of a run: join, finish together, leave."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GOES_ALONE = frozenset({PREEMPTED_CODE, STALE_CODE})
 
 
 class JoinResult(Enum):
-    """How an attempt to join went."""
+    """The result of an attempt to join."""
 
     JOINED = "a group was formed"
     FAILED = "it could not be formed"
@@ -36,7 +36,7 @@ class JoinResult(Enum):
 
 
 class Others(Enum):
-    """What the other nodes are doing when this one has finished."""
+    """The state of the other nodes when this one has finished."""
 
     FINISHED = "finished too"
     AT_WORK = "not finished yet"
@@ -44,7 +44,7 @@ class Others(Enum):
 
 
 class Group:
-    """The nodes of a run; `rendezvous` is torchelastic's way to join, which fills in `workers`."""
+    """The nodes of a run; `rendezvous` is torchelastic's join, which fills in `workers`."""
 
     def __init__(self, workers: WorkerGroup, rendezvous: Callable[[WorkerGroup], None]) -> None:
         self._workers = workers
@@ -57,9 +57,10 @@ class Group:
         return self._workers.spec.rdzv_handler
 
     def join(self) -> JoinResult:
-        """Form a group with the other nodes; those that gave up have closed it.
+        """Form a group with the other nodes.
 
-        A node may be lost while the others join: then they join again, without it.
+        If a node is lost while the others join, they join again without it. CLOSED means that the
+        other nodes have finished or abandoned the run.
         """
         for _ in range(_ATTEMPTS_TO_JOIN):
             try:
@@ -76,23 +77,23 @@ class Group:
 
     @property
     def was_closed_finished(self) -> bool:
-        """Whether those who closed it had finished the run; otherwise they gave up."""
+        """Whether the nodes that closed the group had finished the run or abandoned it."""
         handler = self._handler
         return isinstance(handler, FolderRendezvous) and handler.has_finished
 
     def nodes_are_waiting(self) -> bool:
-        """Whether somebody wants to join; asked for now and then only."""
+        """True if a node wants to join; checked at most every half second."""
         now_s = time.monotonic()
         if now_s < self._next_look_s:
             return False
         self._next_look_s = now_s + _MEMBERSHIP_S
         try:
             return bool(self._handler.num_nodes_waiting() > 0)
-        except RendezvousError:  # not to be reached just now; asked again in a moment
+        except RendezvousError:  # not reachable just now; checked again soon
             return False
 
     def finish(self, attempt: int) -> Others:
-        """Say that this node's ranks have finished, and look at the others."""
+        """Announce that this node's ranks have finished, and check the others."""
         num_nodes = self._workers.group_world_size or 1
         if num_nodes == 1:
             return Others.FINISHED
@@ -103,11 +104,11 @@ class Group:
                 store.add(own, 1)
                 store.add("finished", 1)
             return Others.FINISHED if store.add("finished", 0) >= num_nodes else Others.AT_WORK
-        except Exception:  # the first node has gone: with the end of the run, or before it
+        except Exception:  # the first node has left: because the run is over, or before its end
             return self._without_store()
 
     def _without_store(self) -> Others:
-        """Who saw all nodes finish has closed the group; a first node that is lost has not."""
+        """A node that saw all nodes finish has closed the group; a lost first node has not."""
         now_s = time.monotonic()
         self._lost_store_s = self._lost_store_s or now_s
         with contextlib.suppress(Exception):
@@ -119,7 +120,7 @@ class Group:
         return Others.AT_WORK
 
     def close(self, exit_code: int) -> None:
-        """A node that stops for good ends the run for all; one that was preempted only leaves."""
+        """End the run for all nodes, unless this one was preempted or replaced: it only leaves."""
         if exit_code in _GOES_ALONE:
             return
         handler = self._handler
@@ -130,7 +131,7 @@ class Group:
                 handler.set_closed()
 
     def leave(self, exit_code: int) -> None:
-        """The last that the other nodes hear of this one."""
+        """Leave the rendezvous."""
         handler = self._handler
         with contextlib.suppress(Exception):  # the store may be gone with its node
             if exit_code in _GOES_ALONE and isinstance(handler, FolderRendezvous):

@@ -1,8 +1,8 @@
-"""FolderRendezvous: a rendezvous that does not die with the first node.
+"""FolderRendezvous: a rendezvous that survives the loss of the first node.
 
-torchelastic's own rendezvous, with its state in a file that every node can reach (the run
-directory, on a shared file system) instead of in a server on node 0. Each round gets a store of its
-own, served by whichever node is first in it, so that nothing of a dead attempt can be dialled.
+It is torchelastic's rendezvous with its state in a file that every node can reach (in the run
+directory, on a shared file system) instead of in a server on node 0. Each round has its own store,
+served by the first node of that round, so that nothing can connect to the store of a dead attempt.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _POLL_S = 0.02
 
 
 class FolderRendezvous(DynamicRendezvousHandler):
-    """torchelastic's rounds, with a store per round."""
+    """torchelastic's rendezvous in a directory, with a store per round."""
 
     def __init__(
         self,
@@ -59,16 +59,16 @@ class FolderRendezvous(DynamicRendezvousHandler):
 
     @property
     def round(self) -> int:
-        """Counts the groups that were formed; the same number on every node of a group."""
+        """Counts the groups that have formed; the same number on every node of a group."""
         return int(self._state_holder.state.round)
 
     @property
     def use_agent_store(self) -> bool:
-        """Workers are clients of the store of the round."""
+        """True: workers are clients of the round's store."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Join the next round; the first time, what a run that is over has left is cleared."""
+        """Join the next round; the first time, clear the state of a run that is over."""
         if self._is_first:
             self._is_first = False
             alive_s = self.settings.keep_alive_interval * self.settings.keep_alive_max_attempt
@@ -76,14 +76,14 @@ class FolderRendezvous(DynamicRendezvousHandler):
             while self.is_closed() and time.monotonic() < deadline_s:
                 if not self.members.forget_the_dead(self._nodes.is_dead):
                     time.sleep(0.2)
-        self.members.signs.give(self._this_node)  # before anybody can see it in the list
+        self.members.signs.give(self._this_node)  # before other nodes can see it in the list
         return super().next_rendezvous()
 
     def _record(self, *_: object, **__: object) -> None:
-        """Not torch's events, which go nowhere: to name one it reads the source of all callers."""
+        """Do nothing: torch's events go nowhere, and naming one reads all callers' source."""
 
     def close_finished(self) -> None:
-        """The run is done: a node that comes late has nothing to do, and has not failed."""
+        """Close the group of a finished run: a node that joins later has not failed."""
         (self._folder / FINISHED).touch()
         self.set_closed()
 
@@ -93,20 +93,20 @@ class FolderRendezvous(DynamicRendezvousHandler):
         return (self._folder / FINISHED).exists()
 
     def leave(self) -> None:
-        """Go, and let the others go on without this node."""
+        """Leave; the other nodes continue without this one."""
         self._stop_heartbeats()
         self._op_executor.run(_RendezvousExitOp(), time.monotonic() + 5)
         self.members.signs.say_goodbye(self._this_node)
 
     def shutdown(self) -> bool:
-        """Go, and end the run for all."""
+        """Leave, and end the run for all nodes."""
         is_closed = super().shutdown()
         self.members.signs.say_goodbye(self._this_node)
         return is_closed
 
     def _keep_alive(self) -> None:
-        """Called by torch's timer."""
-        with contextlib.suppress(RendezvousConnectionError):  # until the next time
+        """Give a sign of life; torch's timer calls this."""
+        with contextlib.suppress(RendezvousConnectionError):  # the next one may succeed
             self.members.signs.give(self._this_node)
 
     def _get_store(self) -> Store:
@@ -124,7 +124,7 @@ class FolderRendezvous(DynamicRendezvousHandler):
         return TCPStore(address, port, is_master=False, timeout=timeout)
 
     def _serve(self, timeout: timedelta) -> TCPStore:
-        """A store of this round's; where somebody listens for it already, there."""
+        """Start this round's store, on the existing listener if there is one."""
         port, descriptor = 0, None
         if self._listener is not None:
             port, descriptor = self._listener.getsockname()[1], self._listener.detach()
@@ -139,7 +139,7 @@ class FolderRendezvous(DynamicRendezvousHandler):
         )
 
     def _published(self, path: Path, timeout: timedelta) -> tuple[str, int]:
-        """Where this round's first node serves its store; what an earlier run left is not it."""
+        """Wait for the address of this round's store; ignore what an earlier run has left."""
         deadline_s = time.monotonic() + timeout.total_seconds()
         state = self._state_holder.state
         first = next(str(node) for node, rank in state.participants.items() if rank == 0)
@@ -152,7 +152,7 @@ class FolderRendezvous(DynamicRendezvousHandler):
             if node == first:
                 return address, int(port)
             time.sleep(_POLL_S)
-        raise RendezvousTimeoutError(f"{first} did not open its store within {timeout}")
+        raise RendezvousTimeoutError(f"{first} did not start its TCPStore within {timeout}")
 
 
 def join_in_folder(
@@ -162,9 +162,9 @@ def join_in_folder(
     settings: dict[str, Any],
     listener: socket.socket | None = None,
 ) -> FolderRendezvous:
-    """A handler for `nodes` = (fewest, most); `settings` are torchrun's --rdzv-conf.
+    """Create a handler for `nodes` = (minimum, maximum); `settings` are torchrun's --rdzv-conf.
 
-    The first round's store is served on `listener`, where there is one.
+    The first round's store is served on `listener` if there is one.
     """
     timeout = RendezvousTimeout(
         join=timedelta(seconds=int(settings.get("join_timeout", 600))),

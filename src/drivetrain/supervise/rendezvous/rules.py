@@ -1,9 +1,9 @@
-"""torchelastic's rules of rendezvous, kept in a folder without races.
+"""torchelastic's rendezvous rules, applied in a directory without races.
 
-torch lets every node change its own copy of the list and try to put it back; of many who come at
-once one gets through and the others begin again, so that a thousand nodes work for each other's
-bin. Here a change is made under the folder's lock: read, changed, written, once per node. Who only
-waits looks at a few bytes, until somebody has changed what it waits for.
+In torch, every node changes its own copy of the list and tries to write it back with compare-and-
+set; of many concurrent writers one succeeds and the others retry, which wastes most of the work of
+a thousand nodes. Here a change is made under the directory's lock: read, change and write once per
+node. A node that only waits reads a few bytes until what it waits for has changed.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from drivetrain.supervise.rendezvous.folder import Head, RendezvousFolder
 from drivetrain.supervise.rendezvous.signs import Alive
 
-# The last call of a round: once enough nodes are there, how long others may still join.
+# The last call of a round: how long other nodes may still join once there are enough.
 #
-# torch writes it down as a time of day, by the clock of whoever was the one too many to wait for,
-# and holds it against the clock of whoever reads it. Here each node counts from when it first saw
-# that time, by its own clock, and torch is shown one that is long past or far off.
+# torch stores its end as a time of day, by the clock of the node that completed the minimum, and
+# compares it with the clock of each node that reads it. Here each node counts from when it first
+# saw that time, by its own clock, and shows torch a time in the distant past or future.
 
 _PAST, _FUTURE = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 
 class LastCall:
-    """`lasts_s`: how long one is."""
+    """The last call of a round by this node's clock; it lasts `lasts_s`."""
 
     def __init__(self, lasts_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._lasts_s = lasts_s
@@ -47,7 +47,7 @@ class LastCall:
         self._over_s = 0.0
 
     def as_seen(self, deadline: datetime | None) -> datetime | None:
-        """What torch's rules are shown, of what is written or was shown before."""
+        """Return the deadline to show torch's rules, for one that is stored or was shown before."""
         if deadline is None:
             self._written = None
             return None
@@ -56,7 +56,7 @@ class LastCall:
         return _PAST if self._clock() >= self._over_s else _FUTURE
 
     def as_written(self, deadline: datetime | None) -> datetime | None:
-        """What the other nodes are to see: a new one, or the one there was."""
+        """Return the deadline to store for the other nodes: a new one, or the stored one."""
         return self._written if deadline in (_PAST, _FUTURE) else deadline
 
 
@@ -66,7 +66,7 @@ _Rule = Callable[[_RendezvousContext, float], _Action]
 
 
 class ListOfNodes(_RendezvousStateHolder):
-    """This node's copy of the list in the folder."""
+    """This node's copy of the list of nodes."""
 
     def __init__(self, folder: RendezvousFolder, settings: RendezvousSettings) -> None:
         self._folder = folder
@@ -84,21 +84,21 @@ class ListOfNodes(_RendezvousStateHolder):
         self._signs_s = 0.0
         self._last_call = LastCall(settings.timeout.last_call.total_seconds())
         self.only_turns = False
-        """Whether only changes are looked for that somebody waits for."""
+        """Whether to read only changes that nodes wait for."""
         self.is_joining = False
-        """Whether those who have died are left out; who has joined only cares for who waits."""
+        """Whether to drop all dead nodes; a node that has joined drops only dead waiting ones."""
 
     @property
     def state(self) -> _RendezvousState:
-        """As of the last look."""
+        """The list as last read."""
         return self._state
 
     def mark_dirty(self) -> None:
-        """The next sync() writes. Only under the folder's lock."""
+        """Make the next sync() write. The caller must hold the lock."""
         self._is_dirty = True
 
     def sync(self) -> bool | None:
-        """Write what was changed here, or read what others have changed."""
+        """Write this node's changes, or read those of other nodes."""
         if self._is_dirty:
             self._write()
             return True
@@ -128,7 +128,7 @@ class ListOfNodes(_RendezvousStateHolder):
         self._is_dirty = False
 
     def _leave_out_the_dead(self) -> None:
-        """Of a list that was just read, and then as often as signs of life are given."""
+        """Drop dead nodes: after each read, and then at the interval of the signs of life."""
         self._looked_s = time.monotonic()
         state = self._state
         dead = self._dead_of(state.last_heartbeats if self.is_joining else state.wait_list)
@@ -145,11 +145,11 @@ class ListOfNodes(_RendezvousStateHolder):
         return [node for node in nodes if self.is_dead(node)]
 
     def is_dead(self, node: _NodeDesc) -> bool:
-        """Whether a node has given no sign of life for too long, by this node's clock."""
+        """True if a node has given no sign of life for too long, by this node's clock."""
         return self._alive.is_dead(node)
 
     def _sign(self, node: _NodeDesc) -> tuple[object, str] | None:
-        """When it says to have come is part of it: who comes again is alive."""
+        """A node's sign, including the time it joined: a node that joins again is alive."""
         now_s = time.monotonic()
         if now_s - self._signs_s >= self._interval_s / 2:
             self._signs, self._signs_s = self._folder.signs.all(self._folder.nodes), now_s
@@ -161,13 +161,13 @@ class ListOfNodes(_RendezvousStateHolder):
 
 
 def _awaited(state: _RendezvousState, settings: RendezvousSettings) -> tuple[object, ...]:
-    """Of a list, what may end somebody's waiting."""
+    """Return the parts of a list that other nodes may be waiting for."""
     has_room = state.complete and len(state.participants) < settings.max_nodes
     return state.round, state.complete, state.closed, state.deadline, has_room
 
 
 class Orderly(_DistributedRendezvousOpExecutor):
-    """Carries out torch's rules: one node at a time changes the list."""
+    """Applies torch's rules; only one node at a time changes the list."""
 
     def __init__(
         self,
@@ -187,12 +187,12 @@ class Orderly(_DistributedRendezvousOpExecutor):
         deadline: float,
         update_deadline: Callable[[timedelta], float] | None = None,
     ) -> None:
-        """Until the rule is satisfied."""
+        """Apply the rule until it is satisfied."""
         if isinstance(state_handler, _RendezvousExitOp) and not self._takes_part():
-            return  # only this node itself could have entered it
+            return  # only this node could have added itself
         self._list.is_joining = isinstance(state_handler, _RendezvousJoinOp)
         try:
-            if self._list.state.last_heartbeats:  # who has died is found out before others wait
+            if self._list.state.last_heartbeats:  # find dead nodes before taking the lock
                 self._look(state_handler, deadline)
             action = self._act(state_handler, deadline, update_deadline)
             while action is not _Action.FINISH:
@@ -208,20 +208,20 @@ class Orderly(_DistributedRendezvousOpExecutor):
             self._list.is_joining = False
 
     def _record(self, *_: object, **__: object) -> None:
-        """Not torch's events, as in the handler; these would be named under the lock."""
+        """Do nothing, as in the handler; these events would be named while holding the lock."""
 
     def _takes_part(self) -> bool:
         return self._node in self._list.state.participants
 
     def _give_sign(self) -> None:
-        """Of life, once in a while; the list knows when this node came."""
+        """Give a sign of life at the keep-alive interval."""
         now_s = time.monotonic()
         if now_s - self._last_sign_s > self._settings.keep_alive_interval.total_seconds():
             self._last_sign_s = now_s
             self._folder.signs.give(self._node)
 
     def _look(self, rule: _Rule, deadline: float) -> _Action:
-        """What the rule says, by what is known here; nothing is changed."""
+        """Evaluate the rule on this node's copy; change nothing."""
         self._list.only_turns = True
         try:
             self._list.sync()
@@ -232,7 +232,7 @@ class Orderly(_DistributedRendezvousOpExecutor):
     def _act(
         self, rule: _Rule, deadline: float, update_deadline: Callable[[timedelta], float] | None
     ) -> _Action:
-        """What the rule says, done."""
+        """Apply the rule once, under the lock; return its action."""
         once = _Once(rule)
         with self._folder.locked():
             super().run(once, deadline, update_deadline)
@@ -240,7 +240,7 @@ class Orderly(_DistributedRendezvousOpExecutor):
 
 
 class _Once:
-    """A rule that is satisfied after one change, or none."""
+    """Wraps a rule so that it is satisfied after at most one change."""
 
     def __init__(self, rule: _Rule) -> None:
         self._rule = rule

@@ -1,8 +1,8 @@
-"""Signs of life: each node changes a file of its own, and one node reads them all for the others.
+"""Signs of life (heartbeats): each node changes its own file; one node collects them for all.
 
-Were every node to read every other's file, a thousand that wait for the last would read a million
-files every few seconds. So one collects what the files say, in one file that the others read; who
-finds that file as it was at its last look collects them itself.
+If every node read every other node's file, a thousand waiting nodes would read a million files
+every few seconds. So one node collects their contents in one file that the others read; a node that
+finds this file unchanged since its last read collects them itself.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from drivetrain.core.locks import try_lock
 
 _GOODBYE = b"has left".ljust(16)
 _MOST_BYTES = 64 << 20
-"""Of all signs: half a million nodes."""
+"""The largest collection that is read: half a million nodes."""
 
 
 class SignsOfLife:
-    """The nodes' files, in a folder that all of them share."""
+    """The nodes' signs of life, in a shared directory."""
 
     def __init__(self, folder: Path) -> None:
         self._lives = folder / "lives"
@@ -39,25 +39,25 @@ class SignsOfLife:
         self._last = b""
 
     def give(self, node: _NodeDesc) -> None:
-        """What a sign says means nothing, that it has changed does."""
+        """Write a new sign: its content means nothing, only that it has changed."""
         self._write(node, os.urandom(8).hex().encode())
 
     def say_goodbye(self, node: _NodeDesc) -> None:
-        """The last sign: nobody need wait for another."""
+        """Write the final sign of a node that leaves."""
         self._write(node, _GOODBYE)
 
     def has_left(self, node: _NodeDesc) -> bool:
-        """Whether a node has said so itself."""
+        """True if the node has written its final sign."""
         return self._read(node) == _GOODBYE
 
     def of(self, node: _NodeDesc) -> str:
-        """As it is now; empty when there is none."""
+        """Return a node's current sign; empty if there is none."""
         return self._read(node).decode(errors="replace")
 
     def all(self, nodes: Callable[[], Iterable[_NodeDesc]]) -> dict[str, str]:
-        """By node, as they were collected lately; who finds nothing new collects them itself.
+        """Return the collected signs by node; collect them here if there is no new collection.
 
-        `nodes` are those there are. Others have left files behind: nobody reads them.
+        Only the signs of `nodes` are read; files left by other nodes are ignored.
         """
         found = self._collected()
         if found is None or found == self._last:
@@ -72,7 +72,7 @@ class SignsOfLife:
     def _collect(
         self, seen: bytes | None, nodes: Callable[[], Iterable[_NodeDesc]]
     ) -> dict[str, str]:
-        """Read all files and write what they say; while somebody else does so, what there is."""
+        """Collect all signs; if another node is doing that, return the existing collection."""
         descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             is_alone = try_lock(descriptor, self._lock)
@@ -90,7 +90,7 @@ class SignsOfLife:
             os.close(descriptor)
 
     def _write_collection(self, signs: dict[str, str]) -> None:
-        """Two of them differ even when no sign does: who reads one sees that it is new."""
+        """Write a collection; each is unique, so that a reader can tell that it is new."""
         data = json.dumps({"collection": os.urandom(8).hex(), "signs": signs}).encode()
         write_whole(self._collection, data)
         self._last = data
@@ -108,7 +108,7 @@ class SignsOfLife:
             return b""
 
     def _write(self, node: _NodeDesc, sign: bytes) -> None:
-        """Always of one length and in place: there is room for it on a full disk, too."""
+        """Overwrite in place with a fixed length, which also works on a full disk."""
         try:
             descriptor = os.open(self._lives / str(node), os.O_WRONLY | os.O_CREAT, 0o644)
             try:
@@ -120,19 +120,18 @@ class SignsOfLife:
 
 
 def _signs(data: bytes) -> dict[str, str]:
-    """Of a collection; none of one that is damaged, which the next that is written replaces."""
+    """Parse a collection; empty if it is damaged, since the next one replaces it."""
     try:
         return {str(name): str(sign) for name, sign in parse_json(data)["signs"].items()}
     except (ValueError, TypeError, KeyError, AttributeError):
         return {}
 
 
-# Who is alive, as one node sees it: whose sign of life has changed, by this node's own clock.
+# Which nodes are alive, as one node sees it: those whose sign has changed, by its own clock.
 #
-# What a sign says is never read as a time. The clocks of two machines may differ by minutes;
-# whether something has changed since the last look is the same on all of them. The price: who looks
-# for the first time must look for as long as the dead are given before they are believed to be
-# dead.
+# A sign is never read as a time, because the clocks of two machines may differ by minutes, while a
+# change since the last look does not depend on a clock. The price: a node that looks for the first
+# time must wait for the full timeout before it can consider another node dead.
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -143,7 +142,7 @@ class _Seen:
     looked_s: float
     sign: object = None
     read: object = None
-    """What `read` last gave: the same again is no news, also where `read_now` has given another."""
+    """What `read` returned last: the same value is not a change, even if `read_now` differed."""
 
     def note(self, sign: object, now_s: float) -> None:
         if sign != self.sign:
@@ -151,10 +150,9 @@ class _Seen:
 
 
 class Alive(Generic[Key]):
-    """`read` gives somebody's sign of life; it is asked no more often than every `look_s`.
+    """Detects dead nodes; `read` returns a node's sign of life and is called every `look_s`.
 
-    What it gives may be old, or None. `read_now` has the last word before somebody is believed to
-    be dead.
+    Its result may be old, or None. `read_now` is called before a node is considered dead.
     """
 
     def __init__(
@@ -173,9 +171,10 @@ class Alive(Generic[Key]):
         self._seen: dict[Key, _Seen] = {}
 
     def is_dead(self, who: Key) -> bool:
-        """Whether the sign has not changed for too long; who is seen first is alive.
+        """True if the sign has not changed for too long; a node seen for the first time is alive.
 
-        The first sign is read at the second look: where thousands come at once, nobody need read.
+        A node's sign is first read at the second look, so that none is read when thousands join at
+        once.
         """
         now_s = self._clock()
         seen = self._seen.setdefault(who, _Seen(now_s, now_s))

@@ -1,1 +1,1 @@
-"""A LightningModule as a Task. Nothing of Lightning's is imported: the module brings it."""
+"""A LightningModule as a Task. Lightning is not imported here: the module does that."""

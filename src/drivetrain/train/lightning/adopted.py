@@ -1,8 +1,8 @@
-"""A LightningModule that a run here drives: its steps go through the wrapped model's call.
+"""A LightningModule driven by a run: its steps go through the wrapped model's `__call__`.
 
-The module stays what it is: its class is exchanged for one made from it, so that names of weights,
-hyperparameters and methods are the user's. Called with a `Step`, it runs that step, so that ddp and
-fsdp see a forward; called inside a step, it is the user's own forward and nothing else.
+The module's class is replaced by a subclass of it, so names of weights, hyperparameters and methods
+do not change. Called with a `Step`, the module runs that step, so that ddp and fsdp see a forward;
+called inside a step, it runs the user's own forward.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Step(enum.Enum):
-    """Which of a module's steps is to be run."""
+    """Which of a module's steps to run."""
 
     TRAINING = "training_step"
     VALIDATION = "validation_step"
@@ -32,7 +32,7 @@ _LINK = "_drivetrain_link"
 
 
 def adopt(module: Any, link: LightningLink) -> Any:
-    """Let a run drive it, through `link`."""
+    """Replace the module's class so that a run can drive it through `link`."""
     kind = type(module)
     if not issubclass(kind, _Adopted):
         body = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
@@ -44,7 +44,7 @@ def adopt(module: Any, link: LightningLink) -> Any:
 
 
 class _Adopted:
-    """What a run answers in place of Lightning's Trainer."""
+    """What the module uses in place of Lightning's Trainer."""
 
     __dict__: dict[str, Any]
 
@@ -54,12 +54,12 @@ class _Adopted:
         return link
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._link.step is not None:  # the step's own call has been through all hooks
+        if self._link.step is not None:  # the call of the step has run all hooks already
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The user's own; or a step."""
+        """Run the user's forward, or a step."""
         if not args or not isinstance(args[0], Step):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         step, batch, index = args
@@ -90,8 +90,8 @@ class _Adopted:
     @property
     def logger(self) -> None:
         self._link.say_once(
-            "warning: self.logger is None here: use self.log, or log_image and log_text of the "
-            "Trainer (docs/observability.md)"
+            "warning: self.logger is None here: use self.log, or the Trainer's log_image and "
+            "log_text (docs/observability.md)"
         )
 
     @property
@@ -100,7 +100,7 @@ class _Adopted:
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         if self._link.view.is_global_zero:
-            print(*args, **kwargs)  # noqa: T201 - what the user asks for
+            print(*args, **kwargs)  # noqa: T201 - requested by the user
 
     def log(self, name: str, value: Any, *_: Any, **options: Any) -> None:
         self._link.log(name, value, options)
@@ -109,19 +109,19 @@ class _Adopted:
         self._link.log_all(dictionary, options)
 
     def optimizers(self, *_: Any, **__: Any) -> Any:
-        raise _not_here("optimizers", "hooks get them: trainer.assembly.engine.optimizer")
+        raise _not_here("optimizers", "use trainer.assembly.engine.optimizer in a hook")
 
     def lr_schedulers(self) -> Any:
-        raise _not_here("lr_schedulers", "schedulers are stepped by the run")
+        raise _not_here("lr_schedulers", "remove the call: the run steps schedulers")
 
     def manual_backward(self, *_: Any, **__: Any) -> None:
-        raise _not_here("manual_backward", "return the loss; or write a loop of your own")
+        raise _not_here("manual_backward", "return the loss, or write your own loop")
 
     def all_gather(self, *_: Any, **__: Any) -> Any:
-        raise _not_here("all_gather", "what is logged is averaged over all ranks already")
+        raise _not_here("all_gather", "remove the call: logged values are averaged over all ranks")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A copy is driven by the same run; the run itself is not copied."""
+        """Copy the module, but not the run that drives it."""
         memo[id(self._link)] = self._link
         copied = self.__class__.__new__(self.__class__)
         memo[id(self)] = copied
@@ -136,9 +136,11 @@ def _takes_index(step: Any) -> bool:
 
 
 def _not_here(name: str, remedy: str) -> ConfigError:
-    return ConfigError([Problem(f"self.{name}()", "is Lightning's own", remedy, has_value=False)])
+    return ConfigError(
+        [Problem(f"self.{name}()", "is not supported here", remedy, has_value=False)]
+    )
 
 
 def loss_in(returned: Any) -> Any:
-    """What training_step returned is the loss, or holds it."""
+    """Return the loss from what training_step returned."""
     return returned["loss"] if isinstance(returned, Mapping) and "loss" in returned else returned

@@ -1,4 +1,4 @@
-"""LightningLink: between a LightningModule and the run that trains it."""
+"""LightningLink: connects a LightningModule to the run that trains it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from drivetrain.train.trainer import Trainer
 
 
 def task_from(module: Any, datamodule: Any = None) -> Task:
-    """A task that does what Lightning's Trainer would do with the module."""
+    """Build a task that calls the module as Lightning's Trainer would."""
     link = LightningLink(datamodule)
     given = isinstance(module, nn.Module)
     if given:
@@ -48,7 +48,7 @@ def task_from(module: Any, datamodule: Any = None) -> Task:
 
 
 class _Given(Prebuilt):
-    """A module that exists already; rank 0's weights count."""
+    """A module that already exists; all ranks use rank 0's weights."""
 
     def __init__(self, module: nn.Module, link: LightningLink) -> None:
         super().__init__(module)
@@ -62,7 +62,7 @@ class _Given(Prebuilt):
 
 
 class _View:
-    """What modules ask of `self.trainer`."""
+    """The attributes of `self.trainer` that modules can use."""
 
     def __init__(self) -> None:
         self.config: RunConfig | None = None
@@ -113,18 +113,18 @@ class _View:
     def __getattr__(self, name: str) -> Any:
         known = sorted(each for each in vars(_View) if not each.startswith("_"))
         raise AttributeError(
-            f"self.trainer.{name}: Lightning's Trainer is not here; there are {', '.join(known)} "
+            f"self.trainer.{name} does not exist here; available are {', '.join(known)} "
             "and estimated_stepping_batches"
         )
 
 
 class LightningLink(Adapter):
-    """Calls the module's hooks, takes what it logs, and answers what it asks of its trainer."""
+    """Calls the module's hooks, collects what it logs and stands in for its trainer."""
 
     def __init__(self, datamodule: Any) -> None:
         self.view = _View()
         self.step: Step | None = None
-        """The one that is being run."""
+        """The step being run."""
         self.logged_metrics = LoggedMetrics()
         self._datamodule = datamodule
         self._module: Any = None
@@ -138,11 +138,11 @@ class LightningLink(Adapter):
     # the task's functions
 
     def take_early(self, module: Any) -> None:
-        """A module that may have data of its own."""
+        """Adopt a module early, because it may provide the data."""
         self._module = adopt(module, self)
 
     def take(self, module: Any) -> Any:
-        """Drive this module; it makes what `setup` makes."""
+        """Adopt a module and call its `prepare_data` and `setup`."""
         check_module(module)
         self._module = adopt(module, self)
         if overrides(type(module), "prepare_data"):
@@ -152,20 +152,20 @@ class LightningLink(Adapter):
         return module
 
     def optimizer(self, model: Any) -> torch.optim.Optimizer:
-        """As `configure_optimizers` says."""
+        """Return the optimizer of `configure_optimizers`."""
         made, self._schedule = read_optimizers(model.configure_optimizers())
         return made
 
     def schedule(self, optimizer: torch.optim.Optimizer, total_steps: int | None) -> Any:  # noqa: ARG002 - made with the optimizer
-        """The one that came with the optimizer, if one did."""
+        """Return the schedule that came with the optimizer, if any."""
         return self._schedule
 
     def loss(self, model: nn.Module, batch: Any) -> Loss | LossAndParts:
-        """training_step's, and what it logs as parts."""
+        """Return training_step's loss, with the values it logs as parts."""
         index = self._index_in_epoch()
         self._in_step += 1
         if self._call("on_train_batch_start", batch, index) == -1:
-            rule, remedy = "returned -1 to skip the epoch", "call stop() of the Trainer"
+            rule, remedy = "returned -1 to skip the epoch", "call the Trainer's stop()"
             problem = Problem("on_train_batch_start", rule, remedy, has_value=False)
             raise ConfigError([problem])
         returned = model(Step.TRAINING, batch, index)
@@ -175,9 +175,9 @@ class LightningLink(Adapter):
         return (loss_in(returned), parts) if parts else loss_in(returned)
 
     def metrics(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
-        """What validation_step logs."""
+        """Return the values that validation_step logs."""
         if not overrides(type(self._module), Step.VALIDATION.value):
-            rule, remedy = "is not there", "add one, or give fit() no validation data"
+            rule, remedy = "is missing", "define it, or give fit() no validation data"
             raise ConfigError([Problem("validation_step", rule, remedy, has_value=False)])
         index, self._in_step = self._in_step, self._in_step + 1
         model(Step.VALIDATION, batch, index)
@@ -197,7 +197,7 @@ class LightningLink(Adapter):
 
     @contextmanager
     def running(self, step: Step) -> Iterator[None]:
-        """Collect what is logged in it."""
+        """Context of a step: collect the values logged in it."""
         self.step, self._logged = step, {}
         try:
             with self._calls.watching(self._module):
@@ -208,7 +208,7 @@ class LightningLink(Adapter):
     def log(self, name: str, value: Any, options: Mapping[str, Any]) -> None:
         """`self.log`, in a step or in a hook."""
         if options.get("reduce_fx", "mean") not in ("mean", torch.mean):
-            rule = f"asks for reduce_fx={options['reduce_fx']!r}"
+            rule = f"uses reduce_fx={options['reduce_fx']!r}"
             remedy = "log a mean, or a torchmetrics object"
             raise ConfigError([Problem(f"self.log({name!r})", rule, remedy, has_value=False)])
         if self.step is None:
@@ -217,7 +217,7 @@ class LightningLink(Adapter):
             return
         if self.step is Step.TRAINING and options.get("on_epoch"):
             self.say_once(
-                f"self.log({name!r}, on_epoch=True): each step's value is recorded, and no mean "
+                f"self.log({name!r}, on_epoch=True): each step's value is recorded, but no mean "
                 "over the epoch"
             )
         if isinstance(value, torch.Tensor):
@@ -227,14 +227,14 @@ class LightningLink(Adapter):
     def log_all(self, dictionary: Any, options: Mapping[str, Any]) -> None:
         """`self.log_dict`."""
         if is_metric(dictionary) and self.step is Step.VALIDATION:
-            # a collection: its values have names of their own
+            # a collection: its values have their own names
             self.log(type(dictionary).__name__, dictionary, options)
             return
         for name, value in dictionary.items():
             self.log(name, value, options)
 
     def say_once(self, message: str) -> None:
-        """On rank 0, while the run goes on."""
+        """Print a message once, on rank 0, while the run is active."""
         if self.view.run is not None:
             self.view.run.say_once(message)
 
@@ -242,18 +242,18 @@ class LightningLink(Adapter):
         if not is_metric(value):
             return _weighed(value, options)
         self.say_once(
-            f"self.log({name!r}, metric) in training: the mean of its values for each micro-batch "
-            "is recorded, not its value over the epoch"
+            f"self.log({name!r}, metric) in training: the mean of its per-micro-batch values is "
+            "recorded, not its value over the epoch"
         )
-        found = getattr(value, "_forward_cache", None)  # where Lightning takes it from, too
+        found = getattr(value, "_forward_cache", None)  # Lightning reads it from here too
         if found is None:
-            rule = "logs a metric that has only been updated"
+            rule = "logs a metric that was updated but not called"
             remedy = "call it: self.accuracy(predictions, labels)"
             raise ConfigError([Problem(f"self.log({name!r})", rule, remedy, has_value=False)])
         return found
 
     def _index_in_epoch(self) -> int:
-        """Of this rank's micro-batches, as Lightning counts batches."""
+        """Return the index of the micro-batch in the epoch, as Lightning counts batches."""
         run = self.view.run
         if run is None or run.assembly is None or run.assembly.feed.plan.length is None:
             return self._in_step
@@ -264,16 +264,16 @@ class LightningLink(Adapter):
     # the run's hooks
 
     def on_planned(self, config: RunConfig, total_steps: int | None) -> None:
-        """What `configure_optimizers` may ask for."""
+        """Set the values that `configure_optimizers` may read."""
         if config.parallel.pp > 1:
-            rule = "a pipeline cuts a model's forward, and a LightningModule's step is more"
+            rule = "a pipeline splits a model's forward, but a LightningModule's step does more"
             remedy = "use another axis, or Task(model=…, loss=…)"
             raise ConfigError([Problem("parallel.pp", rule, remedy, config.parallel.pp)])
         self.view.config = config
         self.view.estimated_stepping_batches = math.inf if total_steps is None else total_steps
 
     def data(self) -> tuple[Any, Any]:
-        """The loaders of the datamodule, or of the module itself."""
+        """Return the loaders of the datamodule, or of the module itself."""
         owner = self._datamodule
         if owner is not None:
             owner.trainer = self.view
@@ -294,8 +294,8 @@ class LightningLink(Adapter):
         kind = type(self._module)
         if detect().world_size > 1 and overrides(kind, "on_validation_epoch_end"):
             self.say_once(
-                "warning: on_validation_epoch_end sees the samples of its own rank; self.log in "
-                "validation_step counts those of all"
+                "warning: on_validation_epoch_end sees only its own rank's samples; self.log in "
+                "validation_step covers all ranks"
             )
 
     def on_train_epoch_start(self, trainer: Trainer, epoch: int) -> None:  # noqa: ARG002
@@ -338,14 +338,14 @@ class LightningLink(Adapter):
         return None
 
     def _forget_samples(self) -> None:
-        """Metrics begin anew; what was logged of them is computed elsewhere."""
+        """Reset the metrics; their logged values are computed elsewhere."""
         for each in self._module.modules():
             if is_metric(each):
                 each.reset()
 
 
 def _weighed(value: Any, options: Mapping[str, Any]) -> Any:
-    """A mean over the batch's samples, or over as many as the user says."""
+    """Return a mean over the batch's samples, or over the `batch_size` that the user passed."""
     size = options.get("batch_size")
     if size is None:
         return value
@@ -353,13 +353,13 @@ def _weighed(value: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _validation_data(owner: Any, module: Any) -> Any:
-    """One loader; none where nothing is validated, as in Lightning."""
+    """Return the validation loader, or None if the module does not validate, as in Lightning."""
     if module is not None and not overrides(type(module), "validation_step"):
         return None
     try:
         loaders = owner.val_dataloader()
     except Exception as error:
-        if type(error).__name__ == "MisconfigurationException":  # Lightning's, of one left out
+        if type(error).__name__ == "MisconfigurationException":  # Lightning's, for a missing loader
             return None
         raise
     if isinstance(loaders, (list, tuple)):
@@ -372,7 +372,7 @@ def _validation_data(owner: Any, module: Any) -> Any:
 
 
 def _one_after_another(prepare: Callable[[], None]) -> None:
-    """`prepare_data` is for downloads: ranks of a node take turns, and the first does the work."""
+    """Call `prepare_data` (downloads) on one rank of a node at a time; the first does the work."""
     name = f"drivetrain-{os.getuid()}-{type(getattr(prepare, '__self__', prepare)).__name__}.lock"
     with (Path(tempfile.gettempdir()) / name).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

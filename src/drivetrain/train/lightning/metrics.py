@@ -1,7 +1,7 @@
-"""torchmetrics objects that a validation_step logs: exact, over all samples of all ranks.
+"""torchmetrics objects that a validation_step logs: exact over all samples of all ranks.
 
-What a step hands to a metric is kept per sample, and the metric is computed of all of it on rank 0,
-in the data's order: the same value at any number of ranks, whatever the metric adds up.
+The inputs of a metric are kept per sample, and the metric is computed from all of them on rank 0,
+in the data's order. So its value is the same at any number of ranks, whatever the metric computes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from drivetrain.train.outputs import PerSample
 
 
 def is_metric(value: Any) -> bool:
-    """A Metric or a MetricCollection, told by what it can do: the library may not be there."""
+    """True for a Metric or MetricCollection. Checks methods: torchmetrics may not be installed."""
     return isinstance(value, nn.Module) and hasattr(value, "compute") and hasattr(value, "update")
 
 
 class MetricCalls:
-    """What the metrics of a module were called with, in one step."""
+    """The arguments that the metrics of a module were called with in one step."""
 
     def __init__(self) -> None:
         self._calls: dict[int, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {}
@@ -31,7 +31,7 @@ class MetricCalls:
 
     @contextmanager
     def watching(self, module: nn.Module) -> Iterator[None]:
-        """Note the outermost call of each metric: a collection calls its members, too."""
+        """Record the outermost call of each metric: a collection calls its members too."""
         self._calls = {}
         with ExitStack() as stack:
             for metric in [each for each in module.modules() if is_metric(each)]:
@@ -66,10 +66,10 @@ class MetricCalls:
         return noted
 
     def of(self, metric: Any, name: str) -> dict[str | int, Any]:
-        """What a logged metric was given in this step, by position or name."""
+        """Return the arguments of a logged metric in this step, by position or name."""
         calls = self._calls.get(id(metric), [])
         if len(calls) != 1:
-            rule = f"logs a metric that was given samples {len(calls)} times in this step"
+            rule = f"logs a metric that was called {len(calls)} times in this step"
             remedy = "call it once in each validation_step, and log that object (or its collection)"
             raise ConfigError([Problem(f"self.log({name!r})", rule, remedy, has_value=False)])
         args, kwargs = calls[0]
@@ -79,19 +79,19 @@ class MetricCalls:
 
 
 class LoggedMetrics:
-    """The metrics that validation_step has logged, and their values over a whole set."""
+    """The metrics that validation_step logged, and their values over a whole set."""
 
     def __init__(self) -> None:
         self._metrics: dict[str, tuple[Any, dict[str | int, str]]] = {}
 
     def keep(self, name: str, metric: Any, given: Mapping[str | int, Any]) -> dict[str, PerSample]:
-        """Samples for `__call__`, which comes when all are there."""
+        """Keep a step's samples for `__call__`, which gets those of all steps."""
         labels = {key: f"{name}({key})" for key in given}
         self._metrics[name] = (metric, labels)
         return {label: PerSample(given[key]) for key, label in labels.items()}
 
     def __call__(self, outputs: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The values; `Task.summarize` of a Lightning task."""
+        """Compute the values; this is `Task.summarize` of a Lightning task."""
         found: dict[str, Any] = {}
         for name, (metric, labels) in self._metrics.items() if outputs else ():
             value = _computed(metric, {key: (outputs or {})[at] for key, at in labels.items()})
@@ -100,7 +100,7 @@ class LoggedMetrics:
 
 
 def _computed(metric: Any, given: Mapping[str | int, Any]) -> Any:
-    fresh = copy.deepcopy(metric)  # the step's own has seen this rank's samples already
+    fresh = copy.deepcopy(metric)  # the step's metric has already seen this rank's samples
     for each in fresh.values() if hasattr(fresh, "values") else (fresh,):
         each.distributed_available_fn = lambda: False  # the other ranks compute nothing
     fresh.reset()

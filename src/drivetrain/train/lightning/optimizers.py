@@ -1,4 +1,4 @@
-"""What `configure_optimizers` may return, as an optimizer and an LRSchedule."""
+"""Convert what `configure_optimizers` returns to an optimizer and an LRSchedule."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _KEYS = {"scheduler", "interval", "frequency", "monitor", "strict", "name", "red
 
 
 def read_optimizers(returned: Any) -> tuple[torch.optim.Optimizer, LRSchedule | None]:
-    """One optimizer, and its schedule if there is one; ConfigError for what is neither."""
+    """Return the optimizer and its schedule, if any; ConfigError for anything else."""
     optimizers, schedulers, monitor = _taken_apart(returned)
     if not all(isinstance(each, torch.optim.Optimizer) for each in optimizers):
-        raise _refusal("is no optimizer", _SHAPES, returned)
+        raise _refusal("is not an optimizer", _SHAPES, returned)
     if len(optimizers) != 1:
         rule = f"returned {len(optimizers)} optimizers, which only manual optimization can step"
-        remedy = "write it as a loop of your own: drivetrain.prepare takes several models"
+        remedy = "write your own loop: drivetrain.prepare takes several models"
         raise _refusal(rule, remedy, returned)
     if len(schedulers) > 1:
         remedy = "chain them: torch.optim.lr_scheduler.ChainedScheduler"
@@ -50,11 +50,11 @@ def _schedule(given: Any, monitor: str | None) -> LRSchedule:
     scheduler = said.get("scheduler")
     unknown = sorted(said.keys() - _KEYS)
     if scheduler is None or unknown:
-        rule = f"has {unknown[0]!r}" if unknown else "has no scheduler"
-        raise _refusal(f"lr_scheduler {rule}", f"its keys are {', '.join(sorted(_KEYS))}", given)
+        rule = f"has the unknown key {unknown[0]!r}" if unknown else "has no scheduler"
+        raise _refusal(f"lr_scheduler {rule}", f"valid keys are {', '.join(sorted(_KEYS))}", given)
     if said.get("frequency", 1) != 1:
         rule = f"lr_scheduler has frequency {said['frequency']}"
-        raise _refusal(rule, "use 1, and a scheduler that counts by itself", given)
+        raise _refusal(rule, "use 1, and a scheduler that does its own counting", given)
     interval = said.get("interval", "epoch")
     if interval not in ("step", "epoch"):
         raise _refusal(f"lr_scheduler has interval {interval!r}", "use step or epoch", given)

@@ -1,4 +1,4 @@
-"""What of a LightningModule can be honoured; what cannot be is refused, with the way out."""
+"""Which parts of a LightningModule are supported; others are refused, with an alternative."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ CALLED = {
     "val_dataloader",
     "validation_step",
 }
-"""What a module may override and a run here calls."""
+"""Methods that a module may override and that are called."""
 
-_OWN_LOOP = "write it as a loop of your own: drivetrain.prepare"
+_OWN_LOOP = "write your own loop with drivetrain.prepare"
 _COLLATE = "do it in the dataset or in the loader's collate_fn"
-_STATEFUL = "pass Trainer(..., stateful={...}): what has a state_dict is saved with the run"
+_STATEFUL = "pass Trainer(..., stateful={...}): objects with a state_dict are saved with the run"
 REFUSED = {
     "backward": _OWN_LOOP,
-    "configure_callbacks": "pass hooks to Trainer: docs/hooks.md has their counterparts",
+    "configure_callbacks": "pass hooks to Trainer: docs/hooks.md lists the equivalents",
     "configure_gradient_clipping": "set optimization.max_grad_norm",
-    "configure_model": "make the layers in __init__; pass the class, or a function, for sharding",
-    "configure_sharded_model": "make the layers in __init__",
-    "lr_scheduler_step": "return a scheduler with a step() of its own",
+    "configure_model": "create the layers in __init__; for sharding, pass the class or a function",
+    "configure_sharded_model": "create the layers in __init__",
+    "lr_scheduler_step": "return a scheduler with its own step()",
     "on_after_backward": "use on_before_optimizer_step",
     "on_after_batch_transfer": _COLLATE,
     "on_before_backward": "put it at the end of training_step",
@@ -51,15 +51,15 @@ REFUSED = {
     "on_save_checkpoint": _STATEFUL,
     "on_validation_batch_end": "put it at the end of validation_step",
     "on_validation_batch_start": "put it at the beginning of validation_step",
-    "on_validation_model_eval": "parts that you have put into eval mode stay in it",
-    "on_validation_model_train": "parts that you have put into eval mode stay in it",
+    "on_validation_model_eval": "submodules that you set to eval mode stay in it",
+    "on_validation_model_train": "submodules that you set to eval mode stay in it",
     "on_validation_model_zero_grad": "use on_validation_start",
     "optimizer_step": _OWN_LOOP,
-    "optimizer_zero_grad": "gradients are forgotten after each step",
+    "optimizer_zero_grad": "gradients are cleared after each step",
     "teardown": "use on_fit_end",
     "transfer_batch_to_device": "return tensors, or dicts, lists and tuples of them",
 }
-"""What a run here would not call, and what to do instead."""
+"""Methods that are not called here, and what to do instead."""
 
 OF_NO_CONCERN = {
     "all_gather",
@@ -87,11 +87,11 @@ OF_NO_CONCERN = {
     "unfreeze",
     "untoggle_optimizer",
 }
-"""What `fit` does not call in Lightning either; and hooks of its test and predict loops."""
+"""Methods that Lightning's `fit` does not call either, and hooks of its other loops."""
 
 
 def base_of(kind: type) -> type | None:
-    """Lightning's own class behind a user's, from either of its packages."""
+    """Return Lightning's base class of a user's class, from either of its packages."""
     for each in kind.__mro__:
         is_lightnings = each.__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
         if is_lightnings and each.__name__ == "LightningModule":
@@ -100,16 +100,16 @@ def base_of(kind: type) -> type | None:
 
 
 def overrides(kind: type, name: str) -> bool:
-    """Whether the user's class has a method of its own."""
+    """True if the user's class overrides a method."""
     return getattr(kind, name, None) is not getattr(base_of(kind), name, None)
 
 
 def check_module(module: Any) -> None:
-    """ConfigError that names everything that would not be done."""
+    """ConfigError that lists everything the module uses that is not supported."""
     kind = type(module)
     base = base_of(kind)
     if base is None:
-        rule, remedy = "is no LightningModule", "use Task(model=…, loss=…)"
+        rule, remedy = "is not a LightningModule", "use Task(model=…, loss=…)"
         raise ConfigError([Problem("from_lightning", rule, remedy, kind.__name__)])
     problems = [
         Problem(f"{kind.__name__}.{name}", "is not called here", remedy, has_value=False)
@@ -118,12 +118,12 @@ def check_module(module: Any) -> None:
     ]
     if not module.automatic_optimization:
         rule = "manual optimization steps optimizers from inside training_step"
-        remedy = "write it as a loop of your own: drivetrain.prepare takes several models"
+        remedy = "write your own loop: drivetrain.prepare takes several models"
         where = f"{kind.__name__}.automatic_optimization"
         problems.append(Problem(where, rule, remedy, False))
     for name in ("training_step", "configure_optimizers"):
         if not overrides(kind, name):
-            rule, remedy = "is not there", "a module needs it to be trained"
+            rule, remedy = "is missing", "define it: training calls it"
             problems.append(Problem(f"{kind.__name__}.{name}", rule, remedy, has_value=False))
     for name in ("training_step", "validation_step"):
         problems += _step_problems(kind, name)
@@ -139,7 +139,9 @@ def _step_problems(kind: type, name: str) -> list[Problem]:
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
     if "dataloader_iter" in needed or len(needed) > 2:
-        rule = f"takes {', '.join(needed)}, and there are only batch and batch_idx here"
-        remedy = "for several validation sets pass fit() a dict of them; dataloader_idx=0 will do"
+        rule = f"takes {', '.join(needed)}, but gets only batch and batch_idx here"
+        remedy = (
+            "pass several validation sets to fit() as a dict; declare dataloader_idx=0 as optional"
+        )
         return [Problem(f"{kind.__name__}.{name}", rule, remedy, has_value=False)]
     return []

@@ -1,1 +1,1 @@
-"""Replicas that go on without a restart when one of them dies or joins."""
+"""Replicas that continue without a restart when one of them fails or joins."""

@@ -1,7 +1,7 @@
-"""LiveMeter: each step's loss over all replicas, settled within the step itself.
+"""LiveMeter: each step's loss over all replicas, reduced within the step itself.
 
-A replica that dies takes nothing with it that is still to be summed, and one that joins is told
-what came before. The numbers travel beside the gradients, in the same transaction.
+So a replica that fails has no sums that are still to be reduced, and one that joins gets the past
+steps. The numbers are reduced together with the gradients, in the same transaction.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from drivetrain.train.watch.meter import Meter
 
 @dataclass(frozen=True)
 class Past:
-    """One object to whoever sends it, however many steps there are."""
+    """Past steps in one object, so that they are sent as one, however many there are."""
 
     steps: list[StepMetrics]
 
 
 class LiveMeter(Meter):
-    """`own` is summed over the replicas by the loop and comes back through `settle`."""
+    """A Meter whose numbers (`own`) the loop sums over the replicas and returns to `settle`."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.finished: list[StepMetrics] = []
-        """Every step of the run so far, this replica's or not."""
+        """Every step of the run so far, including those before this replica joined."""
         self._num_reported = 0
         self._own_samples = 0
         self._totals = (0.0, 0.0, 0.0, 0.0)
 
     def add(self, loss: Loss, micro: MicroBatch) -> None:
-        """One micro-batch's loss."""
+        """Add a micro-batch's loss."""
         super().add(loss, micro)
         self._own_samples += micro.num_samples
 
     def add_parts(self, parts: Mapping[str, Loss | float], micro: MicroBatch) -> None:  # noqa: ARG002
-        """A step's sums are settled within it, and these are not among them."""
-        rule = "comes with parts, which are not added up over live replicas"
+        """ConfigError: parts are not among the sums that are reduced within a step."""
+        rule = "comes with parts, which are not summed over live replicas"
         problem = Problem(
             "loss", rule, "return the loss alone, or start without --live", set(parts)
         )
         raise ConfigError([problem])
 
     def own(self) -> torch.Tensor:
-        """This replica's part of the step: loss, count, samples, and whether it counts itself."""
+        """Return this replica's loss, count, samples, and whether it counts with Totals."""
         here, device = self._open, self._world.device
         numbers = torch.zeros(4, dtype=torch.float64, device=device)
         for loss, weight in zip(here.losses, here.weights, strict=True):
@@ -63,30 +63,30 @@ class LiveMeter(Meter):
         return numbers
 
     def settle(self, totals: list[float]) -> None:
-        """The same over all replicas. A sample missed or taken twice stops the run here."""
+        """Take the sums over all replicas; RuntimeError if a sample was missed or used twice."""
         loss, count, samples, counting = totals
         if round(samples) != self._open.batch_samples:
             raise RuntimeError(
                 f"{samples:g} samples were trained in a step of {self._open.batch_samples}: "
-                "the replicas do not share one config"
+                "the replicas have different configs"
             )
         self._totals = (loss, count, samples, counting)
         self._counts_tokens = counting > 0
 
     def forget(self) -> None:
-        """The step under way is done again."""
+        """Discard the current step, which is repeated."""
         self._open = type(self._open)()
         self._own_samples = 0
 
     def count_correction(self) -> torch.Tensor | None:
-        """Samples / count over all replicas; None when the count is the samples."""
+        """Return samples / count over all replicas; None if samples are counted."""
         _, count, samples, _ = self._totals
         if not self._counts_tokens:
             return None
         return torch.tensor(samples / (count or 1.0), device=self._world.device).float()
 
     def end_step(self, number: int, learning_rate: float) -> None:
-        """Close the step under way; `number` counts from 1."""
+        """Close the current step; `number` counts from 1."""
         loss, count, samples, _ = self._totals
         norm, found_inf = self.grad_norm, self._open.found_inf
         self.finished.append(
@@ -103,14 +103,14 @@ class LiveMeter(Meter):
         self.forget()
 
     def past(self) -> Past:
-        """For a replica that was not there."""
+        """Return the past steps, for a replica that missed them."""
         return Past(list(self.finished))
 
     def adopt(self, past: Past) -> None:
-        """Another replica's past; what of it is news here is reported with the next steps."""
+        """Take another replica's past; steps that are new here are reported with the next ones."""
         self.finished = past.steps
 
     def collect(self) -> list[StepMetrics]:
-        """Every finished step since the last call. Nothing is sent."""
+        """Return every finished step since the last call. Sends nothing."""
         news, self._num_reported = self.finished[self._num_reported :], len(self.finished)
         return news

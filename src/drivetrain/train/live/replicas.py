@@ -1,7 +1,7 @@
-"""Replicas: those who take part in a live run, kept together by torchft's manager.
+"""Replicas: the members of a live run, coordinated by torchft's manager.
 
-torchft's lighthouse decides who is in a quorum; it alone does, so that a network cut in two cannot
-leave two runs behind. A collective that fails raises nothing here: the commit is then refused.
+Only torchft's lighthouse decides which replicas are in a quorum, so a network partition cannot
+split the run in two. A collective that fails raises nothing here: the commit is then refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from drivetrain.parallel.world import World
 
 LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"
 _LOST_PEER_S = 60.0
-"""A peer that fell silent without closing its connections is given up after this long."""
+"""A peer that is silent without closing its connections is considered lost after this time."""
 _BUCKET_BYTES = 25 * 2**20
 
 State = dict[str, Any]
@@ -40,16 +40,17 @@ class Replicas:
         give: Callable[[], State],
         take: Callable[[State], None],
     ) -> None:
-        """Stand ready at `step`; `give` and `take` pass a replica's state to one that lags."""
+        """Be ready at `step`; `give` and `take` pass state to a replica that lags behind."""
         if LIGHTHOUSE not in os.environ:
-            remedy = "start the run with its supervisor, or torchft_lighthouse beside it"
+            remedy = "start the run with its supervisor, or start torchft_lighthouse yourself"
             raise EnvironmentProblem([Problem(LIGHTHOUSE, "not set", remedy, has_value=False)])
-        os.environ.setdefault("RUST_LOG", "warn")  # read on import; else four lines a step
+        # read on import; otherwise it logs four lines per step
+        os.environ.setdefault("RUST_LOG", "warn")
         torchft = require("torchft", extra="live")
-        # it warns at every quorum of a flight recorder that only NCCL has
+        # at every quorum it warns about the flight recorder, which only NCCL has
         logging.getLogger("torchft.manager").setLevel(logging.ERROR)
         lost, host = timedelta(seconds=_LOST_PEER_S), socket.gethostname()
-        # held by this object: the others' process groups meet here when this replica sits first
+        # kept by this object: the process groups rendezvous here when this replica is rank 0
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         group = "ProcessGroupGloo" if world.accelerator.is_cpu else "ProcessGroupNCCL"
         self._manager = torchft.Manager(
@@ -57,10 +58,10 @@ class Replicas:
             state_dict=give,
             load_state_dict=take,
             min_replica_size=1,
-            use_async_quorum=False,  # healed before the step, so that whoever is there takes part
+            use_async_quorum=False,  # heal before the step, so that all present take part
             timeout=lost,
             quorum_timeout=timedelta(seconds=patience_s),
-            quorum_retries=int(patience_s),  # about one a second while a lighthouse is replaced
+            quorum_retries=int(patience_s),  # about one per second while a lighthouse is replaced
             rank=0,
             world_size=1,
             store_addr=host,
@@ -70,7 +71,7 @@ class Replicas:
         self._manager.load_state_dict({"step": step, "batches_committed": 0})
 
     def meet(self) -> tuple[int, int, int] | None:
-        """Wait for the quorum: (step, seat, number of seats), or None when it fell apart."""
+        """Wait for the quorum; return (step, rank, number of replicas), or None if it failed."""
         self._manager.start_quorum()
         if self._manager.errored() is not None:
             return None
@@ -78,28 +79,28 @@ class Replicas:
         return self._manager.current_step(), seat, seats
 
     def sum(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Add each up over the replicas, in place; all travel at once."""
-        # SUM: the default would divide by the number of replicas, and the batch is divided already
+        """Sum each tensor over the replicas, in place; all are sent at once."""
+        # SUM: the default averages over the replicas, but the loss is already divided
         works = [self._manager.allreduce(each, reduce_op=ReduceOp.SUM) for each in tensors]
         for work in works:
             work.wait()
 
     def commit(self) -> bool:
-        """Whether the step counts: nothing has failed since the quorum."""
+        """Return True if the step counts: nothing has failed since the quorum."""
         return bool(self._manager.should_commit())
 
     def leave(self) -> None:
-        """The others go on without this one."""
+        """Leave; the others continue without this replica."""
         self._manager.shutdown(wait=False)
 
 
 def sum_gradients(
     parameters: Sequence[nn.Parameter], numbers: torch.Tensor, replicas: Replicas
 ) -> torch.Tensor:
-    """Complete the gradients, and `numbers` beside them.
+    """Sum the gradients, and `numbers` with them; return the sum of `numbers`.
 
-    Every replica sends every gradient, zeros where it has none, because another may have one; what
-    nobody has is none afterwards, as on a single process. Returns the sum of `numbers`.
+    Every replica sends every gradient, zeros for one it lacks, because another may have it. A
+    gradient that no replica has is None afterwards, as on a single process.
     """
     has = [parameter.grad is not None for parameter in parameters]
     small = torch.cat([numbers, torch.tensor(has, dtype=numbers.dtype, device=numbers.device)])
@@ -121,7 +122,7 @@ def _gradient(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Neighbours of one dtype, in pieces that are worth sending."""
+    """Group neighbouring parameters of one dtype into buckets large enough to send."""
     buckets: list[list[nn.Parameter]] = []
     size = 0
     for parameter in parameters:

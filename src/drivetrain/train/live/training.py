@@ -1,15 +1,15 @@
-"""live: replicas that go on without a restart when one of them dies or joins.
+"""live: replicas that continue without a restart when one of them fails or joins.
 
-Every process is a replica of its own. A step is a transaction:
+Every process is a replica. A step is a transaction:
 
-    meet                           who takes part, and in which seat
+    meet                           which replicas take part, and with which rank
       a replica that lags behind   takes weights, optimizer and past from one that does not
-    deal the step's micro-batches to the seats; forward and backward on one's own
-    sum gradients, loss and counts over the seats
-    commit?  yes: optimizer step.  no, somebody was lost: the same step again, dealt anew
+    assign the step's micro-batches to the replicas; forward and backward on this one's share
+    sum gradients, loss and counts over the replicas
+    commit?  yes: optimizer step.  no (a replica was lost): repeat the step, assigned anew
 
-The global batch never changes, only how many micro-batches each replica works on. A step counts
-once it is committed, so no sample is lost or trained twice, whenever a replica dies.
+The global batch never changes, only how many micro-batches each replica computes. A step counts
+once it is committed, so no sample is lost or trained twice, whenever a replica fails.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from drivetrain.train.loop import Loop
 
 
 def go_live(loop: Loop, source: Source, config: RunConfig) -> LiveLoop:
-    """The same loop, among replicas; its world must be one of a single rank."""
+    """Return the same loop as a member of the replicas; its world must have a single rank."""
     engine, plan = loop.engine, loop.feed.plan
     problems = _problems(config, source, plan.num_micro_batches)
     if problems:
@@ -50,9 +50,9 @@ def _problems(config: RunConfig, source: Source, num_micro_batches: int) -> list
     wrong: list[tuple[str, str]] = []
     if "live" not in config.parallel.traits.combines_with:
         remedy = f"use parallel.strategy={with_feature('live')}"
-        wrong.append(("every replica holds a full copy", remedy))
+        wrong.append(("every replica needs a full copy of the model", remedy))
     if config.reproducibility == "bitwise":
-        wrong.append(("sums follow whoever is there", "use reproducibility=standard"))
+        wrong.append(("sums depend on which replicas take part", "use reproducibility=standard"))
     if config.max_time_s is not None:
         wrong.append(("replicas cannot agree on max_time_s", "set max_steps"))
     if config.stop_at_step is not None:
@@ -60,29 +60,29 @@ def _problems(config: RunConfig, source: Source, num_micro_batches: int) -> list
     if config.early_stopping.patience is not None or config.early_stopping.limits:
         wrong.append(("replicas cannot agree on early_stopping", "set max_steps"))
     if source.sampler is not None:
-        wrong.append(("a sampler's order cannot be dealt anew", "pass the dataset alone"))
+        wrong.append(("a sampler's order cannot be redistributed", "pass the dataset alone"))
     if source.length is None:
-        wrong.append(("a stream cannot be dealt anew", "pass a dataset with a length"))
+        wrong.append(("a stream cannot be redistributed", "pass a dataset with a length"))
     if num_micro_batches == 1:
-        wrong.append(("one micro-batch cannot be shared", "set a smaller micro_batch_size"))
+        wrong.append(("a single micro-batch cannot be divided", "set a smaller micro_batch_size"))
     return [Problem("fault_tolerance", rule, remedy, "live") for rule, remedy in wrong]
 
 
 @dataclass(kw_only=True)
 class LiveLoop(Loop):
-    """`Loop`, with a step that may have to be done again."""
+    """`Loop` with steps that may have to be repeated."""
 
     dealt: ElasticFeed
-    """The feed, under its own type."""
+    """The loop's feed, with its own type."""
     saved: Feed
-    """The run's own: checkpoints say where it stands, so that any kind of loop can go on."""
+    """The run's own feed: checkpoints store its position, so any kind of loop can resume."""
     meter: LiveMeter
-    """The engine's, likewise."""
+    """The engine's meter, with its own type."""
     patience_s: float
-    """How long a quorum may take: longer than any evaluation or pause of the others."""
+    """Time limit of a quorum: longer than any evaluation or pause of the other replicas."""
 
     def run(self, total_steps: int | None, num_epochs: int | None) -> None:
-        """Train until the steps are through, in whatever company."""
+        """Train until the last step, with whichever replicas are present."""
         world = self.engine.world
         self._seat = world.seat if isinstance(world, LiveWorld) else ReplicaRank(0, 1)
         self._replicas = Replicas(world, self.at.step, self.patience_s, self._give, self._take)
@@ -92,7 +92,7 @@ class LiveLoop(Loop):
         finally:
             self._replicas.leave()
 
-    def _one_step(self, turns: Iterator[Turn]) -> None:  # noqa: ARG002 - dealt after the quorum
+    def _one_step(self, turns: Iterator[Turn]) -> None:  # noqa: ARG002 - assigned after the quorum
         while not self._attempt():
             self.recorder.instant("live_step_again", step=self.at.step)
             self.engine.optimizer.zero_grad()
@@ -102,14 +102,14 @@ class LiveLoop(Loop):
         self.saved.load_state_dict(self.dealt.state_dict())
 
     def _attempt(self) -> bool:
-        """One try at the present step; False when it must be done again."""
+        """Try the current step; False if it must be repeated."""
         waiting = self.engine.waiting
         with waiting.around():
             met = self._replicas.meet()
         if met is None:
-            self._replicas.commit()  # refused; it tells the lighthouse to bring us together
+            self._replicas.commit()  # refused; asks the lighthouse for a new quorum
             return False
-        self.at.step = met[0]  # further on, when others were
+        self.at.step = met[0]  # later, if the others were ahead
         self._sit_down(*met[1:])
         self._train_share()
         sums = self.meter.own()
@@ -128,11 +128,11 @@ class LiveLoop(Loop):
             self.recorder.instant("live_quorum", step=self.at.step, seat=rank, seats=num_replicas)
 
     def _train_share(self) -> None:
-        """Forward and backward on this seat's micro-batches."""
+        """Forward and backward on this replica's micro-batches."""
         engine, timer = self.engine, self.timer
         turns = self.dealt.deal(self.at.step, self._seat.num_replicas, self._seat.rank)
         head = self.dealt.plan.micro_batches(self.at.step, self._seat.rank)[0]
-        self.meter.note_batch(head)  # a seat without samples must know the batch's size too
+        self.meter.note_batch(head)  # a replica without samples needs the batch size too
         self._turn_epoch(head.epoch)
         self.notify("on_train_batch_start", self.at.step + 1)
         asked = timer.now()
@@ -149,7 +149,7 @@ class LiveLoop(Loop):
         return [p for group in self.engine.optimizer.param_groups for p in group["params"]]
 
     def _give(self) -> State:
-        """For a replica that lags behind. Nothing of it changes before the step is committed."""
+        """Return the state for a replica that lags behind; constant until the step commits."""
         model, scaler = self.engine.spread.inner, self.engine.scaler
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         return {
@@ -162,7 +162,7 @@ class LiveLoop(Loop):
         }
 
     def _take(self, state: State) -> None:
-        """Become what another replica is."""
+        """Take another replica's state."""
         optimizer = self.engine.optimizer
         self.engine.spread.inner.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])

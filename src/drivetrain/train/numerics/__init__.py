@@ -1,1 +1,1 @@
-"""Switches that decide a step's numbers: precision, TF32, bitwise reproducibility."""
+"""Settings that affect a step's results: precision, TF32, bitwise reproducibility."""

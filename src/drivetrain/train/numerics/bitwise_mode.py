@@ -1,6 +1,6 @@
-"""What a config asks of the process as a whole: TF32, and with `reproducibility: bitwise` the rest.
+"""Process-wide settings of a config: TF32, and those of `reproducibility: bitwise`.
 
-That is one thread, deterministic operators, and no library that picks its algorithm by timing it.
+The latter are one thread, deterministic operators, and no algorithms chosen by timing.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _AUTOTUNE = "TORCHINDUCTOR_MAX_AUTOTUNE"
 
 @contextmanager
 def process_settings(config: RunConfig) -> Iterator[None]:
-    """Set them, and put them back afterwards."""
+    """Context with the config's process-wide settings; restores them afterwards."""
     is_bitwise = config.reproducibility == "bitwise"
     allowed = config.precision.tf32
-    # left open, convolutions would be in TF32 by torch's default, and products as the script has it
+    # if left open, convolutions would use TF32 (torch's default), products the script's setting
     with tf32(bool(allowed) if is_bitwise else allowed):
         if not is_bitwise:
             yield
@@ -39,7 +39,7 @@ def process_settings(config: RunConfig) -> Iterator[None]:
 
 @contextmanager
 def _same_bits() -> Iterator[None]:
-    """Pin what else could change bits between world sizes, attempts and runs."""
+    """Fix the other settings that could change bits between world sizes, attempts and runs."""
     cudnn = torch.backends.cudnn
     threads = torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
@@ -48,7 +48,7 @@ def _same_bits() -> Iterator[None]:
     # A matrix product's order of additions depends on how many threads share it.
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    # which algorithm is the fastest is measured, and comes out differently from rank to rank
+    # benchmarking picks the fastest algorithm by timing, which differs between ranks
     cudnn.benchmark, cudnn.deterministic = False, True
     try:
         yield
@@ -59,10 +59,10 @@ def _same_bits() -> Iterator[None]:
 
 
 def settle_workspace(*, has_begun: bool) -> None:
-    """Ask cuBLAS for a workspace with which it adds in a fixed order.
+    """Configure a cuBLAS workspace with which sums have a fixed order.
 
-    It looks once, at its first use. `has_begun`: CUDA is in use already, so that it may be too
-    late. What is set stays set: a second run in the same process has the same cuBLAS.
+    cuBLAS reads the variable once, at its first use; with `has_begun`, CUDA is already in use, so
+    it may be too late. The variable stays set: a second run in the process uses the same cuBLAS.
     """
     found = os.environ.get(_WORKSPACE)
     if found in _DETERMINISTIC:
@@ -72,18 +72,18 @@ def settle_workspace(*, has_begun: bool) -> None:
         return
     rule = "reproducibility=bitwise needs a workspace of fixed size"
     if found is None:
-        rule += ", and CUDA was used before the run could ask for one"
+        rule += ", and CUDA was used before the run could set it"
     remedy = f"start the script with {_WORKSPACE}={_DETERMINISTIC[0]}"
     problem = Problem(_WORKSPACE, rule, remedy, "not set" if found is None else found)
     raise EnvironmentProblem([problem])
 
 
 def _refuse_autotuning(config: RunConfig) -> None:
-    """compile.mode is refused by the config's rules; the environment can ask for it, too."""
+    """Refuse autotuning by the environment; the config's rules refuse it in compile.mode."""
     if config.compile.enabled and os.environ.get(_AUTOTUNE) == "1":
         problem = Problem(
             _AUTOTUNE,
-            "kernels that are chosen by timing them differ from rank to rank, and so do their bits",
+            "kernels chosen by timing differ from rank to rank, and so do their results",
             "unset it, or use reproducibility=standard",
             "1",
         )

@@ -1,4 +1,4 @@
-"""float8: linear layers that compute in 8 bits (torchao); weights keep their format."""
+"""float8: linear layers that compute in 8 bits (torchao); weights keep their dtype."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.requirements import require
 
 _MULTIPLE = 16
-"""What scaled products on tensor cores ask of a matrix's sides."""
+"""Scaled matrix products on tensor cores need sides that are multiples of this."""
 
 
 def use_float8(model: nn.Module, said: Precision) -> list[str]:
-    """Let its linear layers compute in 8 bits; a line that says which do and which do not."""
+    """Convert the model's linear layers; return a note on which were converted."""
     if said.float8 == "none":
         return []
     linear = {n: m for n, m in model.named_modules() if n and isinstance(m, nn.Linear)}
@@ -28,7 +28,7 @@ def use_float8(model: nn.Module, said: Precision) -> list[str]:
     chosen = linear.keys() - {*named, *uneven}
     if not chosen:
         rule = f"none of the model's {len(linear)} linear layers can compute in 8 bits"
-        remedy = f"use none; sides must be multiples of {_MULTIPLE}, and float8_skip name others"
+        remedy = f"use none; sides must be multiples of {_MULTIPLE} and not match float8_skip"
         raise ConfigError([Problem("precision.float8", rule, remedy, said.float8)])
     float8 = require("torchao.float8", extra="float8")
     float8.convert_to_float8_training(
@@ -36,6 +36,10 @@ def use_float8(model: nn.Module, said: Precision) -> list[str]:
         module_filter_fn=lambda _, name: name in chosen,
         config=float8.Float8LinearConfig.from_recipe_name(said.float8),
     )
-    left = [f"{len(each)} {why}" for each, why in ((named, "named"), (uneven, "uneven")) if each]
+    left = [
+        f"{len(each)} {why}"
+        for each, why in ((named, "skipped by name"), (uneven, "of unsuitable size"))
+        if each
+    ]
     besides = f"; not {' and '.join(left)}" if left else ""
     return [f"float8: {said.float8}, {len(chosen)} of {len(linear)} linear layers{besides}"]

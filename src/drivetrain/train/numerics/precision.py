@@ -1,4 +1,4 @@
-"""Number formats: autocast around forward, a scaler around fp16 gradients."""
+"""Precision: autocast for the forward pass and a gradient scaler for fp16."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from drivetrain.parallel.model import COMPUTE_DTYPES
 
 
 def make_autocast(config: Precision, device: torch.device) -> AbstractContextManager[None]:
-    """A context for the forward pass, entered once per micro-batch; fp32 needs none."""
+    """Return a context for the forward pass, entered once per micro-batch; fp32 needs none."""
     dtype = COMPUTE_DTYPES[config.dtype]
     if dtype is None:
         return nullcontext()
@@ -19,7 +19,7 @@ def make_autocast(config: Precision, device: torch.device) -> AbstractContextMan
 
 
 def make_scaler(config: Precision, device: torch.device) -> torch.amp.GradScaler | None:
-    """Loss scaling, which only fp16 needs."""
+    """Return a gradient scaler for fp16, else None."""
     if config.dtype != "fp16":
         return None
     scaler = config.scaler
@@ -35,6 +35,6 @@ def make_scaler(config: Precision, device: torch.device) -> torch.amp.GradScaler
 def found_inf(
     scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> torch.Tensor:
-    """Whether the step that was just taken was skipped, without waiting for a device."""
-    found = scaler._found_inf_per_device(optimizer).values()  # noqa: SLF001 - else a wait per step
+    """Return a tensor that is not 0 if the last step was skipped, without a device sync."""
+    found = scaler._found_inf_per_device(optimizer).values()  # noqa: SLF001 - else a sync per step
     return torch.stack([each.to(device, non_blocking=True) for each in found]).sum()

@@ -1,7 +1,8 @@
 """TF32: whether fp32 matrix products and convolutions may round their inputs to 10 bits.
 
-torch has two interfaces for it and refuses to read the old one once the new one was written, which
-torch.compile does. The old setters keep both in step, so they write here and the new getters read.
+torch has two interfaces for it, and refuses to read the old one once the new one was written, which
+torch.compile does. The old setters update both, so this module writes with the old interface and
+reads with the new one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from drivetrain.core.errors import EnvironmentProblem, Problem
 
 @contextmanager
 def tf32(allowed: bool | None) -> Iterator[None]:
-    """On or off within, and as it was afterwards; None leaves torch's settings alone."""
+    """Context with TF32 on or off; None leaves torch's settings unchanged."""
     if allowed is None:
         yield
         return
@@ -32,7 +33,7 @@ def tf32(allowed: bool | None) -> Iterator[None]:
 
 
 def _set(products: str, *, convolutions: bool) -> None:
-    with warnings.catch_warnings():  # torch 2.9 recommends the new interface, once
+    with warnings.catch_warnings():  # torch 2.9 warns once to use the new interface
         warnings.simplefilter("ignore")
         torch.set_float32_matmul_precision(products)
         torch.backends.cudnn.allow_tf32 = convolutions
@@ -64,14 +65,14 @@ def _flags() -> list[Any]:
 
 
 def _check(*, allowed: bool) -> None:
-    """What torch will do: torch.backends.fp32_precision may say otherwise for all backends."""
+    """Check what torch will do: torch.backends.fp32_precision may override all backends."""
     found = {flag.fp32_precision for flag in _flags()}
     everywhere = cast("Any", torch.backends).fp32_precision
     if found != {"tf32"} if allowed else "tf32" in found:
         problem = Problem(
             "precision.tf32",
             f"torch.backends.fp32_precision is {everywhere!r} in this process",
-            "leave it to the config, or leave precision.tf32 out",
+            "let the config set it, or leave precision.tf32 out",
             allowed,
         )
         raise EnvironmentProblem([problem])

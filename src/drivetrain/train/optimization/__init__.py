@@ -1,1 +1,1 @@
-"""What turns gradients into new weights: optimizers, their groups, the learning rate."""
+"""Optimizers, their parameter groups, and the learning rate."""

@@ -1,4 +1,4 @@
-"""The optimizer and the learning rate of a task, as the config or the task has them."""
+"""Build the optimizer and the learning rate from the task or the config."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from drivetrain.train.task import Task
 def make_optimizer(
     task: Task, spread: ParallelModel, config: RunConfig
 ) -> tuple[torch.optim.Optimizer, dict[str, Any]]:
-    """The task's, and its terms; an engine that steps by itself takes it over after that."""
+    """Return the task's optimizer and its contract terms.
+
+    An engine that steps by itself takes the optimizer over.
+    """
     optimizer = task.make_optimizer(spread.inner, config.optimization)
     for each in members(optimizer):
         check_optimizer(each)
@@ -36,8 +39,8 @@ def make_optimizer(
     terms = optimizer_terms(optimizer, task.optimizer)
     if spread.engine_step is not None:
         if len(members(optimizer)) > 1:
-            rule = f"{config.parallel.strategy} steps one optimizer"
-            remedy = "use one, or another parallel.strategy"
+            rule = f"{config.parallel.strategy} supports only one optimizer"
+            remedy = "use one, or a different parallel.strategy"
             raise ConfigError([Problem("optimizer", rule, remedy, kind_of(optimizer))])
         spread.engine_step.take_over(optimizer)
     return optimizer, terms

@@ -1,4 +1,4 @@
-"""An optimizer the user has already made, for a model that is about to be spread."""
+"""An optimizer that the user built before the model is distributed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from drivetrain.core.errors import ConfigError, Problem
 
 
 class GivenOptimizer:
-    """Hands the optimizer on, pointed at the parameters the spread model has now.
+    """Returns the optimizer with the parameters of the distributed model.
 
-    Sharding replaces a model's parameters by others of the same names; the optimizer's groups are
-    re-pointed by those names, before it has any state.
+    Sharding replaces a model's parameters by others with the same names. The optimizer's groups are
+    updated by name, before it has any state.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
@@ -30,16 +30,17 @@ class GivenOptimizer:
                     Problem(
                         "optimizer",
                         f"holds {len(strangers)} parameters that are not the model's",
-                        "make it from model.parameters()",
+                        "build it from model.parameters()",
                         type(optimizer).__name__,
                     )
                 ]
             )
 
     def __call__(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer, re-pointed."""
+        """Return the optimizer, with its groups updated to the parameters of `model`."""
         now = dict(model.named_parameters())
         for group in self._optimizer.param_groups:
             names = [self._names[id(p)] for p in group["params"]]
-            group["params"] = [now[name] for name in names if name in now]  # a stage has its own
+            # a pipeline stage has only its own parameters
+            group["params"] = [now[name] for name in names if name in now]
         return self._optimizer

@@ -1,8 +1,8 @@
-"""Tensors of one kind per call: torch's optimizers update many at once, and cannot mix them.
+"""Keep DTensors and plain tensors in separate optimizer groups during a step.
 
-Under tp some of a model's weights are DTensors, others plain; foreach and fused implementations
-(torch's choice on accelerators) refuse a list with both. An update looks at one weight at a time,
-so who is in a list with whom changes no number.
+With tp, some of a model's weights are DTensors and others are plain tensors. torch's foreach and
+fused implementations (the default on accelerators) refuse a list with both. Each weight is updated
+independently, so the grouping does not change the result.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch.distributed.tensor import DTensor
 
 Group = dict[str, Any]
 IMPLEMENTATION = ("foreach", "fused")
-"""How a group is gone through. A checkpoint has it too, from the device it was made on."""
+"""Keys that select a group's implementation. Checkpoints store the values of their device."""
 _KEPT_APART: WeakSet[torch.optim.Optimizer] = WeakSet()
 
 
 def keep_kinds_apart(optimizer: torch.optim.Optimizer) -> None:
-    """Let every step of one of torch's own optimizers see groups of one kind each.
+    """Let every step of a torch optimizer see groups with one kind of tensor each.
 
-    Any step: torch makes one itself to bring state into being before a checkpoint is loaded. Other
-    optimizers go through their groups as they like, may keep counts in them, and are left alone.
+    This includes the step that torch makes to create state before a checkpoint is loaded. Other
+    optimizers are left alone: they handle their groups in their own way and may keep counts there.
     """
-    if optimizer in _KEPT_APART:  # a user's own, trained with before
+    if optimizer in _KEPT_APART:  # the user's, from an earlier run
         return
     if not type(optimizer).step.__module__.startswith("torch.optim."):
         return
@@ -38,11 +38,11 @@ def keep_kinds_apart(optimizer: torch.optim.Optimizer) -> None:
 
 
 class _Apart:
-    """Only for the time of a step: schedules and checkpoints go by the groups as they were made."""
+    """Splits the groups during a step only: schedules and checkpoints use the original groups."""
 
     def __init__(self) -> None:
         self._groups: list[Group] | None = None
-        """As they were made, while a step is under way, or after one that failed."""
+        """The original groups, during a step or after one that failed."""
 
     def before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         del args, kwargs
@@ -60,7 +60,7 @@ class _Apart:
 
 
 def _by_kind(group: Group) -> list[list[torch.Tensor]]:
-    """Plain tensors, and those of each mesh."""
+    """Split a group's tensors into plain ones and those of each mesh."""
     kinds: dict[DeviceMesh | None, list[torch.Tensor]] = {}
     for parameter in group["params"]:
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None

@@ -1,9 +1,10 @@
-"""Muon whose numbers do not depend on the layout: a matrix is orthogonalised whole, by one rank.
+"""Muon with results that do not depend on the layout: one rank orthogonalises a whole matrix.
 
-torch's own multiplies DTensors, and products over shards round differently: on shards it trains
-something else. Here momentum and update stay on the shards. In between, as many matrices as there
-are shards are handed out, one to a rank, which puts it together, orthogonalises it and sends every
-rank its part back: a rank never holds more than one whole matrix, and no work is done twice.
+torch's Muon multiplies DTensors, and products over shards round differently, so on shards it trains
+a different model. Here, momentum and update stay on the shards. In between, each round assigns as
+many matrices as there are shards, one to each rank, which assembles its matrix, orthogonalises it
+and sends every rank its part back. A rank never holds more than one whole matrix, and no work is
+done twice.
 """
 
 from __future__ import annotations
@@ -22,22 +23,23 @@ from torch.optim._muon import _adjust_lr
 from drivetrain.parallel.parts import own_part
 
 Box = tuple[int, int, int, int]
-"""Of a part of a matrix: first row, rows, first column, columns."""
+"""Part of a matrix: first row, number of rows, first column, number of columns."""
 
 
 class Muon(torch.optim.Muon):
-    """torch's Muon for matrices that may be sharded (fsdp, hsdp, tp): the same steps on any layout.
+    """torch's Muon for matrices that may be sharded (fsdp, hsdp, tp).
 
-    In bfloat16, on whole matrices, it is torch's to the last bit; its state has the same names.
+    It takes the same steps on any layout. In bfloat16, on whole matrices, its steps equal torch's
+    bit for bit. Its state has the same names as torch's.
     """
 
     dtype = torch.float32
-    """What matrices are orthogonalised in. bfloat16, which torch takes, is faster on accelerators,
-    and blows up the last bits of a gradient: sums in another order become visible."""
+    """Data type in which matrices are orthogonalised. bfloat16, which torch uses, is faster on
+    accelerators but amplifies a gradient's last bits, so that the order of sums becomes visible."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; on shards a collective call."""
+        """Perform one optimization step. A collective call if parameters are sharded."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -60,7 +62,7 @@ class Muon(torch.optim.Muon):
         return loss
 
     def _direction(self, matrix: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-        """Where momentum leads, of this rank's shard."""
+        """Update the momentum of this rank's shard and return the direction of the step."""
         assert matrix.grad is not None  # noqa: S101 - step() takes no others
         state = self.state[matrix]
         if "momentum_buffer" not in state:
@@ -86,7 +88,7 @@ def orthogonalized(
     eps: float,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Its singular values brought close to one, by Newton and Schulz's iteration."""
+    """Return the matrix with singular values near one, by the Newton-Schulz iteration."""
     a, b, c = coefficients
     is_tall = matrix.size(0) > matrix.size(1)
     now = matrix.to(dtype)
@@ -99,7 +101,7 @@ def orthogonalized(
 
 
 def on_shards(optimizer: torch.optim.Optimizer) -> None:
-    """Let a Muon of torch's step as ours does if it has shards; state and settings are the same."""
+    """Turn a torch Muon with sharded parameters into ours; state and settings stay."""
     groups = optimizer.param_groups
     has_shards = any(isinstance(p, DTensor) for group in groups for p in group["params"])
     if has_shards and type(optimizer) is torch.optim.Muon:
@@ -110,7 +112,7 @@ def on_shards(optimizer: torch.optim.Optimizer) -> None:
 def _rounds(
     parameters: Sequence[torch.Tensor],
 ) -> Iterator[tuple[_ShardGroup | None, list[torch.Tensor]]]:
-    """Matrices that are handed out together, the largest first, so that a round's are alike."""
+    """Yield the matrices of each round, largest first, so that those of a round are similar."""
     by_group: dict[_ShardGroup | None, list[torch.Tensor]] = {}
     for parameter in parameters:
         by_group.setdefault(_group_of(parameter), []).append(parameter)
@@ -125,7 +127,7 @@ _GROUPS: dict[tuple[DeviceMesh, tuple[int, ...]], _ShardGroup] = {}
 
 
 def _group_of(parameter: torch.Tensor) -> _ShardGroup | None:
-    """None: this rank has all of it."""
+    """Return the ranks that share the parameter; None if this rank holds all of it."""
     if not isinstance(parameter, DTensor):
         return None
     mesh = parameter.device_mesh
@@ -139,7 +141,7 @@ def _group_of(parameter: torch.Tensor) -> _ShardGroup | None:
 
 
 class _ShardGroup:
-    """Ranks that have the parts of the same matrices."""
+    """The ranks that hold parts of the same matrices."""
 
     def __init__(self, mesh: DeviceMesh, axes: tuple[int, ...]) -> None:
         if len(axes) == 1:
@@ -151,7 +153,7 @@ class _ShardGroup:
         self.size = dist.get_world_size(self._group)
         self._rank = dist.get_rank(self._group)
         is_cpu = mesh.device_type == "cpu"
-        # shards that wait in the host's memory (offload) travel by the device all the same
+        # shards offloaded to host memory are still sent through the device
         self._device = torch.device(
             "cpu" if is_cpu else torch.accelerator.current_accelerator() or mesh.device_type
         )
@@ -163,8 +165,8 @@ class _ShardGroup:
         iterate: Callable[[torch.Tensor], torch.Tensor],
         dtype: torch.dtype,
     ) -> list[torch.Tensor]:
-        """This rank's parts of the orthogonalised matrices. A collective call."""
-        # as the iteration begins: half the bytes in bfloat16, and not one bit of difference
+        """Return this rank's parts of the orthogonalised matrices. A collective call."""
+        # the iteration starts with this cast: half the bytes in bfloat16, with the same result
         parts = [d.to(self._device, dtype).reshape(-1) for d in directions]
         mine = self._rank if self._rank < len(matrices) else None
         theirs = [] if mine is None else self._boxes(matrices[mine])
@@ -185,7 +187,7 @@ class _ShardGroup:
     def _swap(
         self, dtype: torch.dtype, parts: Sequence[torch.Tensor], sizes: Sequence[int]
     ) -> list[torch.Tensor]:
-        """Part i goes to rank i; from rank i come `sizes[i]` numbers. Left out at the end: none."""
+        """Send part i to rank i and receive `sizes[i]` numbers from it; missing entries are 0."""
         sent = [part.numel() for part in parts] + [0] * (self.size - len(parts))
         coming = [*sizes, *([0] * (self.size - len(sizes)))]
         given = torch.cat([*parts, torch.empty(0, dtype=dtype, device=self._device)])
@@ -194,13 +196,13 @@ class _ShardGroup:
         return list(taken.split(coming))[: len(sizes)]
 
     def _boxes(self, matrix: torch.Tensor) -> tuple[Box, ...]:
-        """By rank, what it has of the matrix."""
+        """Return each rank's part of the matrix."""
         assert isinstance(matrix, DTensor)  # noqa: S101 - for mypy
         sizes = tuple((axis, matrix.device_mesh.size(axis)) for axis in self._axes)
         found = _boxes(tuple(matrix.shape), matrix.placements, sizes)
         if found[self._rank][1::2] != tuple(own_part(matrix).shape):
             where = f"{matrix.placements} of {tuple(matrix.shape)}"
-            raise RuntimeError(f"{where} are not understood by Muon")
+            raise RuntimeError(f"Muon does not support {where}")
         return found
 
 
@@ -208,7 +210,7 @@ class _ShardGroup:
 def _boxes(
     shape: tuple[int, ...], placements: tuple[Any, ...], sizes: tuple[tuple[int, int], ...]
 ) -> tuple[Box, ...]:
-    """Of each rank along mesh axes of these sizes, the last axis counting fastest."""
+    """Return the box of each rank along mesh axes of these sizes; the last axis varies fastest."""
     every = product(*(range(size) for _, size in sizes))
     return tuple(_box(shape, placements, sizes, at) for at in every)
 
@@ -219,12 +221,12 @@ def _box(
     sizes: tuple[tuple[int, int], ...],
     at: tuple[int, ...],
 ) -> Box:
-    """What the rank at these coordinates has: torch's chunks along one mesh axis after another."""
+    """Return the box at these coordinates: torch's chunks along one mesh axis after another."""
     box: list[int] = []
     for dim, whole in enumerate(shape):
         cuts = [(axis, size, i) for (axis, size), i in zip(sizes, at, strict=True)]
         cuts = [cut for cut in cuts if placements[cut[0]].dim == dim]
-        # what fsdp shards last stands first in the mesh: its placement is a strided one
+        # fsdp shards last but comes first in the mesh: its placement is a strided one
         cuts.sort(key=lambda cut: not placements[cut[0]].is_shard())
         first, count = 0, whole
         for _, size, index in cuts:

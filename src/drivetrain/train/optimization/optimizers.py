@@ -1,4 +1,4 @@
-"""The optimizer that the config names."""
+"""Build the optimizer that the config names."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _IMPLEMENTATIONS: dict[str, tuple[bool | None, bool | None]] = {
     "foreach": (True, False),
     "fused": (False, True),
 }
-"""torch's `foreach` and `fused`"""
+"""torch's `foreach` and `fused`."""
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def from_config(model: nn.Module, optimization: Optimization) -> Optimizers:
-    """AdamW, SGD, or Muon for the matrices of the blocks and AdamW for all else.
+    """Return AdamW, SGD, or Muon for the matrices of the blocks with AdamW for the rest.
 
-    Of several models each has one of its own.
+    Several models get one optimizer each.
     """
     if isinstance(model, ModelsByName):
         if optimization.optimizer == "muon":
-            rule = "comes with AdamW, and each of several models has one optimizer"
+            rule = "also needs AdamW, but each of several models has only one optimizer"
             remedy = "use adamw or sgd, or pass optimizers by name"
             raise ConfigError([Problem("optimization.optimizer", rule, remedy, "muon")])
         return OptimizersByName(
@@ -53,14 +53,14 @@ def from_config(model: nn.Module, optimization: Optimization) -> Optimizers:
     matrices = _hidden_matrices(model)
     if not matrices:
         rule = "the model has no matrices in repeated blocks (the children of a ModuleList)"
-        remedy = "give Task an optimizer that says which: drivetrain.Muon and torch.optim.AdamW"
+        remedy = "give Task your own optimizers: drivetrain.Muon and torch.optim.AdamW"
         raise ConfigError([Problem("optimization.optimizer", rule, remedy, "muon")])
     muon = Muon(
         matrices,
         lr=optimization.learning_rate,
         momentum=0.95 if optimization.momentum is None else optimization.momentum,
         weight_decay=optimization.weight_decay,
-        # updates as large as AdamW's, so that one learning rate fits both
+        # scales updates to AdamW's size, so that one learning rate fits both
         adjust_lr_fn="match_rms_adamw",
     )
     muon.dtype = _DTYPES[optimization.muon_dtype]
@@ -90,12 +90,12 @@ def _groups(trained: Sequence[nn.Parameter], optimization: Optimization) -> list
 
 
 def decays_matrices_only(optimization: Optimization) -> bool:
-    """Whether the config's optimizer keeps norms and biases in a group of their own."""
+    """True if the config's optimizer keeps norms and biases in a group without weight decay."""
     return optimization.weight_decay > 0 and not optimization.decay_norms_and_biases
 
 
 def _hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Two-dimensional weights of the blocks, no embeddings; the same in a pipeline's stages."""
+    """Return the blocks' 2-D weights without embeddings; the same ones in a pipeline's stages."""
     modules = [module for block in repeated_blocks(model) for module in block.modules()]
     found = {
         parameter: None

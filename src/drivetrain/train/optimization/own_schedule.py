@@ -1,4 +1,4 @@
-"""A learning-rate schedule of the user's own: any torch scheduler, stepped and saved with a run."""
+"""The user's own learning-rate schedule: any torch scheduler, stepped and saved with a run."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Every = Literal["step", "epoch", "evaluation", "never"]
 
 @dataclass(frozen=True)
 class LRSchedule:
-    """A torch LR scheduler, and when it is stepped.
+    """A torch LR scheduler and when to step it.
 
     Attributes:
-        scheduler: Any of torch's, or one's own with `step`, `state_dict` and `load_state_dict`.
-        every: After each "step", "epoch" or "evaluation"; "never": your own code calls its step().
-            Left out: each evaluation for a ReduceLROnPlateau, each step for all others.
-        metric: What of an evaluation a ReduceLROnPlateau goes by.
+        scheduler: A torch scheduler, or any object with `step`, `state_dict` and `load_state_dict`.
+        every: Step it after each "step", "epoch" or "evaluation"; "never": your own code calls its
+            `step()`. Default: "evaluation" for a ReduceLROnPlateau, "step" for all others.
+        metric: The evaluation metric passed to a ReduceLROnPlateau.
     """
 
     scheduler: LRScheduler
@@ -37,45 +37,44 @@ class LRSchedule:
 
     @property
     def occasion(self) -> Every:
-        """When it is stepped."""
+        """When the scheduler is stepped, with the default filled in."""
         if self.every is not None:
             return self.every
         return "evaluation" if isinstance(self.scheduler, ReduceLROnPlateau) else "step"
 
 
 ScheduleFactory = Callable[[torch.optim.Optimizer, int | None], LRScheduler | LRSchedule | None]
-"""`schedule(optimizer, total_steps)`; the steps are None for a stream without max_steps.
+"""`schedule(optimizer, total_steps)`; `total_steps` is None for a stream without max_steps.
 
-None: the optimizer's rates stay as they are."""
+If it returns None, the optimizer's learning rates are left unchanged."""
 
 
 class GivenScheduler:
-    """One the user has made already, as a schedule of a task."""
+    """A scheduler that already exists, as the schedule of a task."""
 
     def __init__(self, given: LRScheduler | LRSchedule) -> None:
         self._given = given
 
     def __call__(
         self,
-        optimizer: torch.optim.Optimizer,  # noqa: ARG002 - its own; `own_rate` compares them
+        optimizer: torch.optim.Optimizer,  # noqa: ARG002 - `own_rate` compares them
         total_steps: int | None,  # noqa: ARG002
     ) -> LRScheduler | LRSchedule:
-        """What was given."""
         return self._given
 
 
 class SchedulesByName(dict[str, "ScheduleFactory"]):
-    """Of several models' optimizers; one that is left out keeps its rate."""
+    """Schedules of several models' optimizers, by name; an optimizer without one keeps its rate."""
 
     def __call__(
         self, optimizer: torch.optim.Optimizer, total_steps: int | None
     ) -> LRScheduler | LRSchedule:
-        """There is none of all of them together."""
+        """Never called: each optimizer has its own schedule."""
         raise AssertionError(f"each optimizer has its own ({optimizer}, {total_steps})")
 
 
 def as_factory(scheduler: LRScheduler | LRSchedule | ScheduleFactory) -> ScheduleFactory:
-    """What `prepare` was given, made already or not."""
+    """Return a schedule for a task from what `prepare` was given."""
     if isinstance(scheduler, (LRScheduler, LRSchedule)) or not callable(scheduler):
         return GivenScheduler(scheduler)
     return scheduler
@@ -84,7 +83,7 @@ def as_factory(scheduler: LRScheduler | LRSchedule | ScheduleFactory) -> Schedul
 def own_rate(
     factory: ScheduleFactory, optimizer: torch.optim.Optimizer, total_steps: int | None
 ) -> LearningRate:
-    """Make the schedule of a task; ConfigError when it is none."""
+    """Build a task's schedule; ConfigError if it is not usable."""
     made = factory(optimizer, total_steps)
     if made is None:
         return LearningRate(optimizer)
@@ -94,21 +93,21 @@ def own_rate(
     missing = [n for n in ("step", "state_dict", "load_state_dict") if not hasattr(scheduler, n)]
     if missing:
         remedy = "return a scheduler of torch.optim.lr_scheduler, or LRSchedule(scheduler, every=…)"
-        raise _refusal(f"is no scheduler: it has no {missing[0]}", remedy, kind)
+        raise _refusal(f"is not a scheduler: it has no {missing[0]}", remedy, kind)
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
-        remedy = "build it on the optimizer that is trained with"
+        remedy = "build it on the optimizer that the run uses"
         raise _refusal("was built on another optimizer", remedy, kind)
     if isinstance(scheduler, ReduceLROnPlateau) and schedule.occasion not in (
         "evaluation",
         "never",
     ):
         remedy = 'use every="evaluation", or "never" and step it yourself'
-        raise _refusal(f"needs a metric, and a {schedule.occasion} has none", remedy, kind)
+        raise _refusal(f"needs a metric, but a {schedule.occasion} has none", remedy, kind)
     return OwnRate(optimizer, schedule)
 
 
 class OwnRate(LearningRate):
-    """Steps the user's scheduler where the user says."""
+    """Steps the user's scheduler on the chosen occasion."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, schedule: LRSchedule) -> None:
         super().__init__(optimizer)
@@ -119,21 +118,21 @@ class OwnRate(LearningRate):
 
     @property
     def occasion(self) -> Every:
-        """When it is stepped."""
+        """When the scheduler is stepped."""
         return self._schedule.occasion
 
     @property
     def name(self) -> str:
-        """Of the scheduler's class."""
+        """Name of the scheduler's class."""
         return type(self._scheduler).__name__
 
     def after(self, occasion: Occasion, metrics: Mapping[str, float] | None = None) -> None:
-        """Step it, if this is the occasion."""
+        """Step the scheduler if this is its occasion."""
         if occasion != self.occasion:
             return
         if self._counted() != self._count:
-            rule = "was stepped by the script, and is stepped by the run too"
-            remedy = 'leave the call out, or pass LRSchedule(scheduler, every="never")'
+            rule = "is stepped by both the script and the run"
+            remedy = 'remove the call, or pass LRSchedule(scheduler, every="never")'
             raise _refusal(rule, remedy, self.name)
         self._step(metrics or {})
 
@@ -147,11 +146,11 @@ class OwnRate(LearningRate):
     def begin_anew(
         self, num_done: Mapping[Occasion, int], found: list[Mapping[str, float]]
     ) -> None:
-        """Step it as often as it would have been by now; its rates are as they were made."""
+        """Reset the scheduler, then step it as often as it would have been stepped by now."""
         if self.occasion == "never":
             return
         self._scheduler.load_state_dict(copy.deepcopy(self._fresh))
-        with warnings.catch_warnings():  # no optimizer has stepped in between
+        with warnings.catch_warnings():  # torch misses optimizer steps in between
             warnings.simplefilter("ignore", UserWarning)
             for metrics in found if self.occasion == "evaluation" else ():
                 self._step(metrics)
@@ -160,7 +159,7 @@ class OwnRate(LearningRate):
 
     @property
     def terms(self) -> dict[str, Any]:
-        """Its kind, its settings, and when it is stepped."""
+        """The scheduler's class, its settings, and when it is stepped."""
         when: dict[str, Any] = {"scheduler.every": self.occasion}
         if isinstance(self._scheduler, ReduceLROnPlateau):
             when["scheduler.metric"] = self._schedule.metric
@@ -171,12 +170,11 @@ class OwnRate(LearningRate):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """As text, to every bit: numbers as keys and infinities included."""
+        """Return the exact state as text, including numeric keys and infinities."""
         packed = pack({"scheduler": _plain_state(self._scheduler)})
         return {"packed": base64.b64encode(packed.numpy().tobytes()).decode()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The same back."""
         packed = bytearray(base64.b64decode(state["packed"]))
         self._scheduler.load_state_dict(
             unpack(torch.frombuffer(packed, dtype=torch.uint8))["scheduler"]
@@ -184,27 +182,27 @@ class OwnRate(LearningRate):
         self._count = self._counted()
 
     def _counted(self) -> tuple[int, ...]:
-        """How often it was stepped, as far as it tells."""
+        """How often the scheduler and its parts were stepped, where they record it."""
         return tuple(getattr(each, "last_epoch", 0) for each in _all_of(self._scheduler))
 
 
 def refuse_unstepped(rate: LearningRate) -> None:
-    """For a run without validation data."""
+    """ConfigError, in a run without validation data, if the schedule is stepped at evaluations."""
     if isinstance(rate, OwnRate) and rate.occasion == "evaluation":
-        remedy = 'pass some, or say every="step" or "epoch"'
+        remedy = 'pass some, or set every="step" or "epoch"'
         raise _refusal(
-            "is stepped at evaluations, and fit() has no validation data", remedy, rate.name
+            "is stepped at evaluations, but fit() has no validation data", remedy, rate.name
         )
 
 
 def _plain_state(scheduler: Any) -> dict[str, Any]:
-    """Its state, without functions: whoever resumes builds the scheduler with them again."""
+    """Return its state without functions: a resumed run rebuilds the scheduler with them."""
     state: dict[str, Any] = scheduler.state_dict()
     return {key: value for key, value in state.items() if not callable(value)}
 
 
 def _all_of(scheduler: Any) -> Iterator[Any]:
-    """It, and those it is made of."""
+    """Yield the scheduler and those it is composed of."""
     yield scheduler
     for inner in getattr(scheduler, "_schedulers", ()):
         yield from _all_of(inner)
@@ -215,7 +213,7 @@ _PROBED = (1, 2, 5, 10, 100, 1000, 10_000, 100_000)
 
 
 def _settings(scheduler: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """What decides its rates, as far as it can be seen from outside."""
+    """Yield the settings that determine its rates, as far as they are visible from outside."""
     for key, value in vars(scheduler).items():
         if key.startswith("_") or key in _PROGRESS:
             continue
@@ -232,7 +230,7 @@ def _settings(scheduler: Any, where: str) -> Iterator[tuple[str, Any]]:
 
 
 def _probe(function: Any, at: int) -> float | None:
-    """What a function that cannot be looked into gives; None where it gives nothing."""
+    """Return the value of an opaque function; None where it fails or is not finite."""
     try:
         value = float(function(at))
     except Exception:  # a table that ends before this step
@@ -250,7 +248,7 @@ def _is_plain(value: Any) -> bool:
 
 def _metric(name: str, metrics: Mapping[str, float]) -> float:
     if name not in metrics:
-        rule = "is no metric of this evaluation"
+        rule = "is not a metric of this evaluation"
         remedy = f"use one of {', '.join(sorted(metrics))}"
         raise ConfigError([Problem("LRSchedule.metric", rule, remedy, name)])
     return metrics[name]

@@ -1,4 +1,4 @@
-"""Who sets the learning rate: the config's curve, the user's scheduler, or the user's own code.
+"""The learning rate: set by the config's curve, the user's scheduler or the user's own code.
 
 A curve is a pure function of the step, the same after a resume and at any number of ranks. A torch
 scheduler (`own_schedule.py`) has a state, which is saved with the run.
@@ -20,14 +20,14 @@ from drivetrain.train.several.optimizers import kind_of, members
 
 Occasion = Literal["step", "epoch", "evaluation"]
 _DECAYED_PART = 0.1
-"""Of a run: what wsd's decay takes when decay_steps is left open."""
+"""Share of a run that wsd's decay takes if decay_steps is not set."""
 _TIMESCALE = 10_000
-"""Of inverse_sqrt without a warm-up."""
+"""Time scale of inverse_sqrt without a warm-up."""
 
 
 @dataclass(frozen=True)
 class RateCurve:
-    """Warm-up, then one of the config's shapes. The same at any number of ranks."""
+    """Warm-up, then one of the config's shapes; the same at any number of ranks."""
 
     shape: str
     warmup_steps: int
@@ -38,7 +38,7 @@ class RateCurve:
 
     @classmethod
     def of(cls, optimization: Optimization, total_steps: int | None) -> RateCurve:
-        """The curve a config describes."""
+        """Return the curve that a config describes."""
         return cls(
             optimization.lr_scheduler_type,
             optimization.warmup_steps,
@@ -50,17 +50,17 @@ class RateCurve:
 
     @cached_property
     def warmup(self) -> int:
-        """Its steps; a part of a step counts as a whole one."""
+        """Number of warm-up steps, rounded up."""
         if self.warmup_ratio and self.total_steps is not None:
             return math.ceil(self.warmup_ratio * self.total_steps)
         return self.warmup_steps
 
     def is_left_alone(self, step: int) -> bool:
-        """Whether nothing is to be set: from here on a rate stays as it is, whoever has set it."""
+        """True if the curve does not set the rate from `step` on, even if it was changed."""
         return self.shape == "none" or (self.shape == "constant" and step >= self.warmup)
 
     def factor(self, step: int) -> float:
-        """What the peak learning rate is multiplied by at `step`, counted from 0."""
+        """Return the factor of the peak learning rate at `step`, counted from 0."""
         warmup = self.warmup
         if step < warmup:
             return (step + 1) / warmup
@@ -74,7 +74,7 @@ class RateCurve:
         return 1.0 - (1.0 - self.min_ratio) * fall
 
     def _fallen(self, step: int, warmup: int) -> float:
-        """How much of the fall is done, 0 to 1."""
+        """Return how much of the decay is done, from 0 to 1."""
         total = self.total_steps
         if self.shape == "wsd":
             if total is None:
@@ -89,7 +89,7 @@ class RateCurve:
 
 
 def batch_size_factor(optimization: Optimization, global_batch_size: int) -> float:
-    """How much the learning rate grows for a batch larger than the one it was tuned for."""
+    """Return the factor by which learning_rate_scaling changes the rate for this batch size."""
     if optimization.learning_rate_scaling == "none" or optimization.base_batch_size is None:
         return 1.0
     ratio = global_batch_size / optimization.base_batch_size
@@ -97,53 +97,53 @@ def batch_size_factor(optimization: Optimization, global_batch_size: int) -> flo
 
 
 class LearningRate:
-    """As `lr_scheduler_type: none` has it: the rate is the user's, and never touched here."""
+    """The rate with `lr_scheduler_type: none`: set by the user and never changed here."""
 
     is_the_scripts: bool = True
-    """Whether the user's code decides it, which may know on one rank what others do not."""
+    """Whether the user's code sets the rate, so that it may differ between ranks."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
 
     @property
     def members(self) -> Sequence[LearningRate]:
-        """Those of several optimizers; itself, of one."""
+        """The rates of several optimizers; just itself for one."""
         return (self,)
 
     def before_step(self, step: int) -> None:
         """Set the rates of `step`, counted from 0."""
 
     def after(self, occasion: Occasion, metrics: Mapping[str, float] | None = None) -> None:
-        """A step, an epoch or an evaluation is over; what an evaluation has found."""
+        """Called after a step, an epoch or an evaluation (with its metrics)."""
 
     def ends_at(self, total_steps: int | None) -> None:
-        """The run's last step, where it has turned out to be another one."""
+        """Set the run's last step, when it changes."""
 
     def begin_anew(
         self, num_done: Mapping[Occasion, int], found: list[Mapping[str, float]]
     ) -> None:
-        """Be where the run is by the settings of now, not by those of a checkpoint."""
+        """Take the run's position with the current settings, not with those of a checkpoint."""
 
     @property
     def terms(self) -> dict[str, Any]:
-        """What of it belongs to the run's contract; the config's keys do by themselves."""
+        """Terms for the run's contract, besides the config's keys."""
         return {"scheduler.class": "built-in"}
 
     def state_dict(self) -> dict[str, Any]:
-        """What must be found again after a resume. The same on every rank."""
+        """Return the state to restore after a resume; the same on every rank."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The same back."""
+        """Restore what `state_dict` returned."""
 
     @property
     def current(self) -> float:
-        """The first group's rate."""
+        """Rate of the first parameter group."""
         return float(self.optimizer.param_groups[0]["lr"])
 
 
 class CurveRate(LearningRate):
-    """Sets each parameter group's rate: its own peak × the curve's factor."""
+    """Sets each parameter group's rate to its own peak × the curve's factor."""
 
     is_the_scripts = False
 
@@ -160,16 +160,16 @@ class CurveRate(LearningRate):
         self._peaks = [group["lr"] for group in optimizer.param_groups]
         self._factor = math.nan
         self._set: list[Any] | None = None
-        """The rates as they were last set here; None before."""
+        """Rates as last set here; None before."""
         self._is_checked = False
 
     def ends_at(self, total_steps: int | None) -> None:
-        """The curve falls to there."""
+        """Set the step at which the curve ends."""
         self._curve = replace(self._curve, total_steps=total_steps)
 
     def before_step(self, step: int) -> None:
-        """Where the curve is level nothing is set."""
-        if not self._is_checked:  # built on it since
+        """Set the rates of `step`, unless the curve is constant."""
+        if not self._is_checked:  # a scheduler may have been built since
             self._is_checked = True
             _refuse_torch_scheduler(self.optimizer)
         if self._curve.is_left_alone(step):
@@ -183,17 +183,17 @@ class CurveRate(LearningRate):
                 group["lr"] = rate
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Other rates have been put into the groups."""
+        """Forget the rates set last: the groups have been restored with others."""
         del state
         self._factor, self._set = math.nan, None
 
     def _refuse_another(self) -> None:
-        """What a script has set would be overwritten."""
+        """ConfigError if the script has set a rate, which would be overwritten."""
         for group, rate in zip(self.optimizer.param_groups, self._set or (), strict=False):
             if group["lr"] is not rate and float(group["lr"]) != float(rate):
                 rule = (
                     f"the script has set lr = {float(group['lr']):g} where the schedule had set "
-                    f"{float(rate):g}, and two cannot set one rate"
+                    f"{float(rate):g}, but only one of them can set it"
                 )
                 remedy = "use none to set it yourself"
                 where = "optimization.lr_scheduler_type"
@@ -201,32 +201,32 @@ class CurveRate(LearningRate):
 
 
 _REMEDY = (
-    "hand it over, to be stepped and saved with the run: Task(schedule=lambda optimizer, "
-    "total_steps: …) or prepare(…, scheduler=…); or set optimization.lr_scheduler_type=none, and "
-    "step and save it yourself"
+    "pass it to the run, which steps and saves it: Task(schedule=lambda optimizer, total_steps: …) "
+    "or prepare(…, scheduler=…); or set optimization.lr_scheduler_type=none, and step and save it "
+    "yourself"
 )
 
 
 def refuse_unsaved_scheduler(rate: LearningRate) -> None:
-    """In a run that is resumed: one that nobody has saved would begin anew, at its first rate."""
+    """ConfigError in a resumed run if a scheduler was not saved: it would start over."""
     for each in rate.members:
         if type(each) is LearningRate and is_scheduled(each.optimizer):
-            rule = "a torch LR scheduler was built on it that was not saved, and would begin anew"
-            remedy = 'hand it over: prepare(…, scheduler=LRSchedule(scheduler, every="never"))'
+            rule = "a torch LR scheduler was built on it but not saved, and would start over"
+            remedy = 'pass it on: prepare(…, scheduler=LRSchedule(scheduler, every="never"))'
             raise ConfigError([Problem("optimizer", rule, remedy, kind_of(each.optimizer))])
 
 
 def is_scheduled(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a torch LR scheduler was built on it: what LRScheduler does to the method."""
+    """True if a torch LR scheduler was built on it, which wraps the optimizer's step method."""
     return any(
         hasattr(each.step, "_wrapped_by_lr_sched") for each in (optimizer, *members(optimizer))
     )
 
 
 def _refuse_torch_scheduler(optimizer: torch.optim.Optimizer) -> None:
-    """It has set its first rate already, which would be taken for the peak of ours."""
+    """ConfigError if a scheduler was built on it, whose first rate would be used as the peak."""
     if is_scheduled(optimizer):
-        rule = "a torch LR scheduler was built on it, and nobody here would step or save it"
+        rule = "a torch LR scheduler was built on it, but the run would not step or save it"
         raise ConfigError([Problem("optimizer", rule, _REMEDY, kind_of(optimizer))])
 
 
@@ -235,8 +235,8 @@ def _refuse_rates_left_behind(optimizer: torch.optim.Optimizer) -> None:
         peak = group.get("initial_lr", group["lr"])
         if peak != group["lr"]:
             rule = (
-                f"lr = {float(group['lr']):g} was left behind by a torch LR scheduler "
-                f"(initial_lr = {float(peak):g}) and would be taken for the peak"
+                f"lr = {float(group['lr']):g} was left by a torch LR scheduler "
+                f"(initial_lr = {float(peak):g}) and would be used as the peak"
             )
             remedy = "set each group's lr to the peak, and initial_lr to the same"
             raise ConfigError([Problem("optimizer", rule, remedy, kind_of(optimizer))])

@@ -1,1 +1,1 @@
-"""When a run saves, what it resumes from, and the weights it leaves."""
+"""When a run saves, what it resumes from, and the final weights it writes."""

@@ -1,4 +1,4 @@
-"""ConfigRecord: a run's run.yaml, kept up to date with what is settled while it trains."""
+"""ConfigRecord: a run's run.yaml, updated with choices made during training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from drivetrain.record.run_directory import RunDirectory
 
 
 class ConfigRecord:
-    """Of one attempt."""
+    """The config record of one attempt."""
 
     def __init__(self, resolved: ResolvedConfig, directory: RunDirectory, attempt: int) -> None:
         self._resolved = resolved
@@ -17,6 +17,6 @@ class ConfigRecord:
         self.attempt = attempt
 
     def choose(self, path: str, value: Any, why: str) -> None:
-        """Write down a choice and its reason. On rank 0."""
+        """Record a choice and its reason. Call on rank 0."""
         self._resolved = self._resolved.choose(path, value, why)
         self.directory.write_run_yaml(self._resolved.to_yaml(), self.attempt)

@@ -1,4 +1,4 @@
-"""Origin: the checkpoint a run resumes from, and the claim that makes it this attempt's."""
+"""Origin: the checkpoint that a run resumes from, and this attempt's claim to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from drivetrain.train.history import EvaluationResult, History
 from drivetrain.train.saving.run_state import RunState
 
 _SETS_THE_RATE = ("optimiz", "scheduler", "max_steps", "num_train_epochs")
-"""Keys with another value of which an optimizer's groups are other ones."""
+"""Prefixes of the keys that change an optimizer's groups."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Start:
     """How an attempt begins."""
 
     attempt: int
-    """Counted from 1."""
+    """Number of the attempt, counted from 1."""
     checkpointer: Checkpointer
     manifest: Manifest | None
-    """Of the checkpoint that was loaded; None: the run begins at its beginning."""
+    """Manifest of the loaded checkpoint; None: the run starts at step 0."""
     note: str
-    """What should be said about it."""
+    """A line to show about the start."""
 
 
 def start_from_newest(
@@ -55,10 +55,11 @@ def start_from_newest(
     origin.load(world)
     if origin.manifest is None and assembly.unread is not None:
         raise assembly.unread
-    assembly.engine.ends_at(assembly.total_steps)  # another batch size: after other steps
+    # a changed batch size changes the number of steps
+    assembly.engine.ends_at(assembly.total_steps)
     for result in history.evaluations:
         note_score(checkpointer, rule, result)
-    if isinstance(world, LiveWorld):  # claimed by whoever comes to write, and when
+    if isinstance(world, LiveWorld):  # the replica that writes claims it, at its first save
         return Start(directory.next_attempt(), checkpointer, origin.manifest, origin.note)
     attempt = origin.claim()
     if world.is_main:
@@ -67,20 +68,20 @@ def start_from_newest(
 
 
 def note_score(checkpointer: Checkpointer, rule: Checkpoint, result: EvaluationResult) -> None:
-    """Remember what `keep_best` goes by."""
+    """Remember the metric that `keep_best` uses."""
     if rule.keep_best is not None and rule.keep_best in result.metrics:
         checkpointer.scores[result.step] = result.metrics[rule.keep_best]
 
 
 class Origin:
-    """`manifest` is that of the checkpoint; None: the run begins at its beginning."""
+    """Loads and claims a checkpoint; `manifest` is None if the run starts at step 0."""
 
     def __init__(
         self, checkpointer: Checkpointer, rule: Checkpoint, directory: RunDirectory, run: RunState
     ) -> None:
         self.manifest: Manifest | None = None
         self.scales_with_batch = False
-        """Whether the learning rate goes by the global batch size."""
+        """Whether the learning rate is scaled with the global batch size."""
         self._checkpointer = checkpointer
         self._rule = rule
         self._directory = directory
@@ -88,10 +89,10 @@ class Origin:
         self._state = run.whole()
         self._is_another_run = False
         self.note = ""
-        """What should be said about where the run begins."""
+        """A line to show about where the run starts."""
 
     def load(self, world: World) -> None:
-        """Go on from the newest good checkpoint, if there is one."""
+        """Load the newest good checkpoint, if there is one."""
         self._refuse_anothers(world)
         try:
             self.manifest = self._load_newest(self._checkpointer)
@@ -104,15 +105,15 @@ class Origin:
             self._note(world, self.manifest.folder, self._checkpointer.changes)
 
     def _begin_with(self, address: str) -> None:
-        if address == self._rule.directory:  # its own: a job that is started again and again
-            self.note = f"nothing is saved in {address} yet: beginning at step 0"
+        if address == self._rule.directory:  # its own directory: a job that is restarted repeatedly
+            self.note = f"no checkpoint in {address} yet: starting at step 0"
         else:
             self.manifest = self._load_from(address)
             self._is_another_run = True
-            self._run.at.stopped = ""  # that one's end
+            self._run.at.stopped = ""  # that was the other run's end
 
     def claim(self) -> int:
-        """Own the run, from what was loaded; unless an attempt that still lived has dropped it."""
+        """Claim the run from the loaded checkpoint; reload if a live attempt has deleted it."""
         while True:
             number = self._directory.next_attempt()
             attempt = self._checkpointer.claim(self._run.at.step, number)
@@ -130,7 +131,7 @@ class Origin:
     def _take_changes(self, checkpointer: Checkpointer) -> None:
         keys = [change.key for change in checkpointer.changes if change.outcome == "accepted"]
         if any(key.startswith(_SETS_THE_RATE) for key in keys):
-            self._run.begin_schedule_anew()  # accepted: not those of the checkpoint
+            self._run.begin_schedule_anew()  # accepted: use the new settings
         elif "global_batch_size" in keys and self.scales_with_batch:
             self._run.take_own_settings({"lr"})
 
@@ -139,7 +140,7 @@ class Origin:
             self._directory.note_changes(folder, map(asdict, changes))
 
     def _refuse_anothers(self, world: World) -> None:
-        """A run that has only just begun would resume from, and write among, others'."""
+        """ConfigError for a new run whose directory holds another run's checkpoints."""
         directory = self._rule.directory
         if directory is None or RUN_DIR in os.environ or self._rule.resume_from == directory:
             return
@@ -147,13 +148,13 @@ class Origin:
         is_new = world.is_main and self._directory.next_attempt() == 1
         if world.agree("x" if is_new and self._checkpointer.good() else ""):
             remedy = (
-                "resume that run (--run-dir, or checkpoint.resume_from), or give another directory"
+                "resume that run (--run-dir, or checkpoint.resume_from), or use another directory"
             )
             rule = "holds checkpoints of another run"
             raise ConfigError([Problem("checkpoint.directory", rule, remedy, directory)])
 
     def _load_from(self, address: str) -> Manifest:
-        """One checkpoint; or a run's newest: its directory, or that of its checkpoints."""
+        """Load one checkpoint, or a run's newest: its directory or its checkpoint directory."""
         parent, _, name = address.rstrip("/").rpartition("/")
         if parse_folder(name):
             return self._load_one(parent or ".", name)
@@ -163,16 +164,16 @@ class Origin:
             if manifest is not None:
                 self._checkpointer.changes = elsewhere.changes
                 return manifest
-        remedy = "give a run's directory, or its checkpoints'; `drivetrain checkpoint ls` lists"
+        remedy = "give a run's directory or checkpoints; `drivetrain checkpoint ls` lists them"
         raise _cannot_begin(address, "there is no good checkpoint", remedy)
 
     def _load_one(self, root: str, folder: str) -> Manifest:
-        """That one and no other, whatever came after it."""
+        """Load exactly this checkpoint, even if there are newer ones."""
         elsewhere = self._checkpointer.elsewhere(storage_at(root))
         try:
             manifest = elsewhere.load(self._state, folder)
         except DamagedCheckpoint as error:
-            remedy = f"`drivetrain checkpoint ls {root}` lists those there are"
+            remedy = f"`drivetrain checkpoint ls {root}` lists the checkpoints there"
             raise _cannot_begin(f"{root}/{folder}", str(error), remedy) from error
         self._take_changes(elsewhere)
         self._checkpointer.changes = elsewhere.changes

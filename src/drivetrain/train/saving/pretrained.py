@@ -1,7 +1,7 @@
-"""A Hugging Face model's folder out of a model over the ranks: what `from_pretrained` reads.
+"""Write a distributed model as a Hugging Face folder for `from_pretrained`.
 
-Tensors are gathered one at a time, and rank 0 writes them file by file as they come: it holds one
-file's at most, the others one tensor's.
+Tensors are gathered one at a time, and rank 0 writes them file by file: it holds at most the
+tensors of one file, the other ranks at most one tensor.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def save_pretrained(
     *,
     merge_adapter: bool = False,
 ) -> None:
-    """The model, and beside it what tokenizers and processors write. A collective call.
+    """Write the model and the files of tokenizers and processors. A collective call.
 
-    What the folder has already stays, but for weights and what is written anew.
+    Existing files of the folder stay, except weights and files that are written again.
     """
     model = plain(assembly.engine.spread.inner)
     _refuse(model, merge_adapter=merge_adapter)
@@ -57,13 +57,13 @@ def save_pretrained(
         shutil.rmtree(folder, ignore_errors=True)
     if problem := assembly.world.agree(problem):
         raise NotSaved(
-            f"the model could not be written to {target} ({problem}); make room, or see that it "
-            "can be written"
+            f"the model could not be written to {target} ({problem}); free some space, or make it "
+            "writable"
         )
 
 
 def _write_model(assembly: Assembly, model: nn.Module, files: WeightFiles, problem: str) -> str:
-    """Weights and configuration; what went wrong on rank 0, if something did."""
+    """Write weights and config; return rank 0's error, or an empty string."""
     skipped = _second_names(model)
     put = Merger(model, files.add).add if is_adapter(model) else files.add
     problem = _gather(assembly, lambda name: name not in skipped, put, problem)
@@ -79,7 +79,7 @@ def _write_model(assembly: Assembly, model: nn.Module, files: WeightFiles, probl
 
 
 def _write_adapter(assembly: Assembly, model: nn.Module, folder: Path, problem: str) -> str:
-    """By its library, which knows what of it an adapter is; the frozen base is not gathered."""
+    """Write the adapter with its library; the frozen base model is not gathered."""
     adapter: dict[str, torch.Tensor] = {}
 
     def take(name: str, tensor: torch.Tensor) -> None:
@@ -95,7 +95,7 @@ def _write_adapter(assembly: Assembly, model: nn.Module, folder: Path, problem: 
 def _gather(
     assembly: Assembly, wanted: Wanted, put: Callable[[str, torch.Tensor], None], problem: str
 ) -> str:
-    """Go through the tensors with all ranks; rank 0 does, too, when it cannot write any more."""
+    """Gather the tensors with all ranks; rank 0 takes part even after it failed to write."""
     for name, tensor in assembly.engine.spread.whole_tensors(wanted):
         if assembly.world.is_main and not problem and isinstance(tensor, torch.Tensor):
             problem = _attempt(partial(put, name, tensor))
@@ -103,23 +103,23 @@ def _gather(
 
 
 def _attempt(act: Callable[[], Any]) -> str:
-    """What went wrong; the other ranks wait to be told."""
+    """Return the error as text, so that it can be sent to the other ranks."""
     try:
         act()
-    except Exception as error:  # of the disk, of safetensors, of a tokenizer: all end the same way
+    except Exception as error:  # from the disk, safetensors or a tokenizer
         return reason(error)
     return ""
 
 
 def _finish(folder: Path, target: Path, beside: Iterable[Any]) -> None:
-    """The new files into their place: old weights first away, new ones' index last."""
+    """Move the new files into place: remove old weights first, move the new index last."""
     for each in beside:
         each.save_pretrained(folder)
     target.mkdir(parents=True, exist_ok=True)
     for old in target.iterdir():
         if old.name == INDEX or _WEIGHTS.fullmatch(old.name):
             old.unlink()
-    # whoever reads meanwhile finds no index and no whole file, and says so
+    # a reader meanwhile finds no index and no complete file, and fails
     written = sorted(folder.iterdir(), key=lambda p: (p.name == INDEX, p.name))
     for path in written:
         if path.is_dir():
@@ -128,22 +128,22 @@ def _finish(folder: Path, target: Path, beside: Iterable[Any]) -> None:
 
 
 def plain(model: nn.Module) -> nn.Module:
-    """The module itself, where torch.compile(model) has made another of it."""
+    """Return the module inside a wrapper that torch.compile(model) made."""
     inner: nn.Module = getattr(model, "_orig_mod", model)
     return inner
 
 
 def has_config(model: nn.Module) -> bool:
-    """Whether it is one of Hugging Face's, which `from_pretrained` makes from its config."""
+    """True for a Hugging Face model, which `from_pretrained` builds from its config."""
     is_theirs = hasattr(model, "save_pretrained") and not is_adapter(model)
     return is_theirs and hasattr(getattr(model, "config", None), "save_pretrained")
 
 
 def save_config(model: Any, folder: Path) -> None:
-    """config.json and generation_config.json."""
+    """Write config.json and generation_config.json."""
     config = copy.deepcopy(model.config)
     config.dtype = str(model.dtype).removeprefix("torch.")
-    # a strategy may have made a class of torch's own out of the model's
+    # a strategy may have replaced the model's class with one of torch's
     kinds = (kind for kind in type(model).__mro__ if not kind.__module__.startswith("torch."))
     config.architectures = [next(kinds).__name__]
     config.save_pretrained(folder)
@@ -152,7 +152,7 @@ def save_config(model: Any, folder: Path) -> None:
 
 
 def keep_companions(assembly: Assembly, storage: Storage) -> str:
-    """What an export of a checkpoint needs beside it; why there is none, if that went wrong."""
+    """Keep the files that an export of a checkpoint needs; return the error, or an empty string."""
     model = plain(assembly.engine.spread.inner)
     if not has_config(model):
         return ""
@@ -170,18 +170,18 @@ def keep_companions(assembly: Assembly, storage: Storage) -> str:
 def _refuse(model: nn.Module, *, merge_adapter: bool) -> None:
     rule, remedy = "", "use full_state_dict(), or `drivetrain checkpoint export`"
     if merge_adapter:
-        rule = why_not_merged(model) if is_adapter(model) else "has no adapter of peft's to merge"
+        rule = why_not_merged(model) if is_adapter(model) else "has no peft adapter to merge"
         remedy = "leave merge_adapter out; peft's merge_and_unload() merges what was saved"
     if getattr(model, "hf_quantizer", None) is not None:
-        rule = "is quantized, and its weights cannot be gathered as they are"
+        rule = "is quantized, and quantized weights cannot be gathered"
     elif not has_config(model) and not is_adapter(model):
-        rule = "is none of Hugging Face's: it has no config and save_pretrained"
+        rule = "is not a Hugging Face model: it lacks save_pretrained or a config"
     if rule:
         raise ConfigError([Problem("save_pretrained", rule, remedy, type(model).__name__)])
 
 
 def _second_names(model: nn.Module) -> set[str]:
-    """Of tensors that have several, all but the one that is looked for."""
+    """Return the names of tied tensors that are not written: all but one for each."""
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     skipped = set[str]()
     for names, _ in tensors_by_names(model):

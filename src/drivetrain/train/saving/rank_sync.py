@@ -1,8 +1,8 @@
-"""Pulse: about once a second the ranks ask each other whether anybody wants something.
+"""RankSync: about once a second the ranks exchange their requests (stop, save, finish).
 
-A signal reaches ranks at different moments, and a rank must not act on it alone: they agree at a
-step all of them reach. One tiny all-reduce a second, not one a step; how many steps make a second
-follows from the same reduced numbers, so every rank counts alike.
+A signal reaches ranks at different times, and a rank must not act on it alone: all ranks agree at a
+step that each of them reaches. This takes one small all-reduce per second, not per step. The number
+of steps per second is derived from the same reduced numbers, so it is the same on every rank.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _MOST_STEPS = 10_000
 
 @dataclass(frozen=True)
 class SyncRequests:
-    """What at least one rank wants."""
+    """Requests of at least one rank."""
 
     finish: bool = False
     stop: bool = False
     save: bool = False
     step_s: float = 0.0
-    """Rank 0's mean time of a step since the last pulse; 0 while it is not known."""
+    """Rank 0's mean step time since the last exchange; 0 if unknown."""
 
 
 class RankSync:
-    """Counts steps to the next one."""
+    """Decides at which steps the ranks exchange requests."""
 
     def __init__(
         self,
@@ -40,26 +40,26 @@ class RankSync:
         self._world = world
         self._mean_step_s = mean_step_s
         self._multiple_of = multiple_of
-        """Ranks that need not be at the same step ask where they meet anyway."""
+        """Ranks that may be at different steps exchange only at steps where they synchronize."""
         self._next = self._from(first_step + 1)
 
     def at(
         self, step: int, *, stop: bool, save: bool, finish: bool = False, is_time: bool = False
     ) -> SyncRequests | None:
-        """What the ranks want, at steps where they ask; None at the others.
+        """Return the ranks' requests at steps with an exchange, None at others.
 
-        `is_time`: all ranks know of something that asks for it now.
+        `is_time`: all ranks know that an exchange is due now.
         """
         if step < self._next and not is_time:
             return None
         mean_s = self._mean_step_s() or 0.0
         mine = [float(finish), float(stop), float(save), mean_s if self._world.is_main else 0.0]
         finishes, stops, saves, step_s = self._world.sum_floats(mine)
-        # a host that is ahead of its device asks again, until it knows
+        # a host that is ahead of its device exchanges again until it knows the step time
         steps = int(SECONDS_BETWEEN / step_s) if step_s else 1
         self._next = self._from(step + max(1, min(_MOST_STEPS, steps)))
         return SyncRequests(finishes > 0, stops > 0, saves > 0, step_s)
 
     def _from(self, step: int) -> int:
-        """The first step, from this one on, at which they may."""
+        """Return the first allowed step from this one on."""
         return -(-step // self._multiple_of) * self._multiple_of

@@ -1,4 +1,4 @@
-"""RunState: what a checkpoint holds of a run, and what becomes of it when one is loaded."""
+"""RunState: the state of a run that checkpoints store, and how it is restored."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from drivetrain.train.optimization.schedule import Occasion
 
 @dataclass
 class Position:
-    """Where a run stands."""
+    """Position of a run."""
 
     step: int = 0
-    """Steps done."""
+    """Completed steps."""
     epoch: int = -1
     evaluated_at: int = -1
-    """The step of the last evaluation."""
+    """Step of the last evaluation."""
     stopped: str = ""
-    """Why no step will follow; empty while the run goes on, or has come to its end."""
+    """Why the run was ended early; empty if it was not."""
 
 
 class RunState:
-    """`stateful` is what the user wants to be saved, too."""
+    """The state of a run; `stateful` holds the user's objects that are saved too."""
 
     def __init__(
         self, assembly: Assembly, history: History, stateful: Mapping[str, Stateful]
@@ -45,7 +45,7 @@ class RunState:
         self.at = Position()
         self._began_s = time.perf_counter()
         self.earlier_s = 0.0
-        """Spent by earlier attempts, up to what was saved; the same on every rank."""
+        """Seconds of earlier attempts, up to the checkpoint; the same on every rank."""
         self._base = _frozen_base(assembly)
         self._settings = [
             {key: value for key, value in group.items() if key != "params"}
@@ -53,7 +53,7 @@ class RunState:
         ]
 
     def whole(self) -> TrainingState:
-        """Everything, as the checkpointer takes and gives it."""
+        """Return the whole state in the checkpointer's form."""
         engine, feed, world = self._assembly.engine, self._assembly.feed, self._assembly.world
         common: dict[str, Stateful] = {
             "run": Value(self._get_run, self._set_run),
@@ -78,43 +78,43 @@ class RunState:
         return TrainingState(*parts, self._base, users, averages)
 
     def left_out(self) -> set[str]:
-        """Names of weights that no checkpoint of this run has. A collective call."""
+        """Return the names of weights that checkpoints leave out. A collective call."""
         names = set() if self._base is None else self._base.unchanged()
         return {name.removeprefix("model.") for name in names}
 
     def take_own_settings(self, keys: Collection[str] | None = None) -> None:
-        """Let the optimizer's groups be as they were made, not as they were saved."""
+        """Reset the optimizer's groups to their initial settings instead of the saved ones."""
         groups = self._assembly.engine.optimizer.param_groups
         for group, settings in zip(groups, self._settings, strict=True):
             group.update({k: v for k, v in settings.items() if keys is None or k in keys})
 
     def begin_schedule_anew(self) -> None:
-        """Let the learning rate be what the settings of now make of it, not those of before."""
+        """Compute the learning rate from the current settings instead of the saved ones."""
         self.take_own_settings()
         num_done: dict[Occasion, int] = {"step": self.at.step, "epoch": max(0, self.at.epoch)}
         found = [result.metrics for result in self._history.evaluations if result.step]
         self._assembly.engine.learning_rate.begin_anew(num_done, found)
 
     def position(self, step: int) -> dict[str, Any]:
-        """What the manifest says of where the run stands."""
+        """Return the run's position for the manifest."""
         return {"step": step, "epoch": self.at.epoch, "samples": self._samples(step)}
 
     @property
     def keeps_objects(self) -> bool:
-        """Whether the user has handed something over to be saved."""
+        """True if the user passed objects to be saved."""
         return bool(self._stateful)
 
     @property
     def seconds(self) -> float:
-        """Spent on the run so far, earlier attempts included; these only under max_time_s."""
+        """Seconds spent on the run; earlier attempts are included only with max_time_s."""
         return self.earlier_s + time.perf_counter() - self._began_s
 
     def note_end(self, reason: str) -> None:
-        """Why it ends before its last step."""
+        """Record why the run ends before its last step."""
         self._history.stopped = reason
 
     def best(self) -> EvaluationResult | None:
-        """By what `keep_best` goes by; ConfigError where it is none of the metrics there are."""
+        """Return the best evaluation by `keep_best`; ConfigError if none has that metric."""
         rule = self._assembly.config.checkpoint
         if rule.keep_best is None:
             return None
@@ -123,11 +123,11 @@ class RunState:
 
     @property
     def num_evaluations(self) -> int:
-        """So far, earlier attempts' included."""
+        """Number of evaluations so far, including earlier attempts."""
         return len(self._history.evaluations)
 
     def evaluated(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """A checkpoint's values with the evaluations since: what they decide, and no more."""
+        """Return a checkpoint's values, updated with later evaluations and what depends on them."""
         run, engine = values["common"]["run"]["value"], self._assembly.engine
         at = {**run["at"], "evaluated_at": self.at.evaluated_at}
         run = {**run, **self._found(), "at": at}
@@ -151,7 +151,7 @@ class RunState:
         }
 
     def _get_run(self) -> dict[str, Any]:
-        # the time is never the same twice: only where it decides something
+        # the time is never the same twice: stored only if it affects the run
         is_limited = self._assembly.config.max_time_s is not None
         return {
             **({"seconds": self.seconds} if is_limited else {}),
@@ -167,12 +167,12 @@ class RunState:
         self._history.resumed_step = self.at.step
         self._history.stopped = self.at.stopped
         self._history.skipped_steps = run.get("skipped_steps", 0)
-        # the checkpoint's groups have been put back before this
+        # the checkpoint's groups were restored before this
         self.take_own_settings(IMPLEMENTATION)
         self._history.evaluations = [EvaluationResult(*entry) for entry in run["evaluations"]]
 
     def _samples(self, step: int) -> int | None:
-        """Used so far, where an epoch's length is known."""
+        """Return the samples used so far, if an epoch's length is known."""
         plan = self._assembly.feed.plan
         if plan.length is None:
             return None
@@ -181,16 +181,16 @@ class RunState:
 
 
 def _frozen_base(assembly: Assembly) -> FrozenBase | None:
-    """Where only what is trained is saved."""
+    """Return the frozen weights if only trained ones are saved, else None."""
     if assembly.config.checkpoint.contents != "trained":
         return None
     spread = assembly.engine.spread
     if spread.engine_step is not None:
         strategy = assembly.config.parallel.strategy
-        rule = f"{strategy} keeps the weights to itself, and it is not seen whether they change"
-        remedy = "use everything, or another parallel.strategy"
+        rule = f"{strategy} manages the weights itself, so changes to them cannot be detected"
+        remedy = "use everything, or a different parallel.strategy"
         raise ConfigError([Problem("checkpoint.contents", rule, remedy, "trained")])
-    # by every name of tied weights: the state dict has them all
+    # with every name of tied weights, like the state dict
     parameters = spread.inner.named_parameters(remove_duplicate=False)
     frozen = {f"model.{own_name(name)}" for name, p in parameters if not p.requires_grad}
     tensors = TrainingState(spread.inner, None).model_tensors()

@@ -1,7 +1,7 @@
-"""Saver: when a run saves, what it resumes from, and what happens when it is asked to stop.
+"""Saver: when a run saves, what it resumes from, and how it stops.
 
-The loop calls `after_step` and nothing else. Whether a step saves is the same on every rank: it
-follows from the step's number, or was agreed at a pulse.
+The loop calls only `after_step`. Whether a step is saved is the same on every rank: it follows from
+the step's number, or the ranks agreed on it in an exchange (`RankSync`).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ Say = Callable[[str], None]
 
 
 def anyones(problem: str, world: World) -> str:
-    """The first rank's that has one, on every rank. A collective call."""
+    """Return the first rank's problem, on every rank. A collective call."""
     rank = world.first_with(bool(problem))
     return "" if rank is None else world.agree(problem, speaker=rank)
 
 
 class Saver:
-    """One attempt's saving."""
+    """Saves the checkpoints of one attempt."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Saver:
         )
         self._timetable = Timetable(self._rule.every_steps, self._world)
         self._newest_saved = self.at.step if start.manifest is not None else None
-        """A step of which there is a checkpoint; `_last_saved` may still be on its way."""
+        """The newest step with a checkpoint; `_last_saved` may still be in progress."""
         self._last_saved = -1 if self._newest_saved is None else self._newest_saved
         self._problem = ""
         self._is_writer = False
@@ -81,28 +81,29 @@ class Saver:
         """Why this rank wants the run to end."""
         self._ends = False
         self._evaluated_at = -1
-        """After which step."""
+        """Step of the last evaluation."""
         self._has_said_size = False
         self._has_said_referred = False
         self._num_evaluations_saved = run.num_evaluations
         self._saved_here = -1
-        """The step that this attempt saved last; `_last_saved` may be an earlier one's."""
+        """The step that this attempt saved last; `_last_saved` may be an earlier attempt's."""
 
     def begin(self) -> None:
-        """The run is about to step: listen, and say where it resumes from."""
+        """Begin, before the first step: handle stop requests and report where the run resumes."""
         self._timer.recorder = self._recorder
         if not self._world.accelerator.is_cpu:
             self._engine.before_change = self._before_change
         self._stop.listen()
         step, start = self.at.step, self._start
-        self._page.note(Phase.STARTING, step)  # a failure in the first step comes after this one
+        # a failure in the first step counts as one after this step
+        self._page.note(Phase.STARTING, step)
         self._timetable.begin(step)
         if start.manifest is not None:
             self._say(f"resumed: after step {step}, from {start.manifest.folder}")
             for change in self._checkpointer.changes:
                 self._say(f"changed since: {change}")
             if names := self._checkpointer.from_first_rank:
-                self._say(f"saved on another layout: every rank has rank 0's {', '.join(names)}")
+                self._say(f"saved with another layout: every rank uses rank 0's {', '.join(names)}")
             if not self._run.keeps_objects:
                 refuse_unsaved_scheduler(self._engine.learning_rate)
         elif start.note:
@@ -110,33 +111,35 @@ class Saver:
         if self.at.stopped:
             self._ends = True
             self._say(
-                f"this run was stopped after step {step} ({self.at.stopped}); to train on, start "
-                "another one with checkpoint.resume_from"
+                f"this run was stopped after step {step} ({self.at.stopped}); to train further, "
+                "start a new run with checkpoint.resume_from"
             )
         elif self._max_time_s is not None and self._run.earlier_s >= self._max_time_s:
-            self.ended(self._over)  # by what was saved: clocks of ranks differ
+            self.ended(self._over)  # uses the saved time: clocks of ranks differ
         elif self._is_there(step):
             self.ended(self._there)
 
     def ask_to_end(self, reason: str) -> None:
-        """End the run once all ranks know of it; it is finished then, not interrupted."""
+        """End the run once all ranks know of the request; it is then complete, not interrupted."""
         if isinstance(self._world, LiveWorld):
-            rule, remedy = "replicas cannot agree on an early end", "set max_steps"
+            rule, remedy = "live replicas cannot agree on an early stop", "set max_steps"
             raise ConfigError([Problem("fault_tolerance", rule, remedy, "live")])
         self._wanted_end = self._wanted_end or reason or "no reason was given"
 
     @property
     def ends(self) -> bool:
-        """Whether no step follows: all ranks have agreed on it."""
+        """True if no step follows; all ranks have agreed on it."""
         return self._ends
 
     @property
     def _over(self) -> str:
-        return f"max_time_s = {self._max_time_s} is over"
+        return f"max_time_s = {self._max_time_s} has elapsed"
 
     @property
     def _there(self) -> str:
-        return f"stop_at_step = {self._stop_at}; with a higher one the same command goes on"
+        return (
+            f"stop_at_step = {self._stop_at}; to continue, run the same command with a higher one"
+        )
 
     def _is_there(self, step: int) -> bool:
         return self._stop_at is not None and step >= self._stop_at
@@ -145,14 +148,14 @@ class Saver:
         return self._max_time_s is not None and self._run.seconds >= self._max_time_s
 
     def after_step(self, step: int, log: Callable[[], None]) -> None:
-        """Between two steps: save if it is time, stop if somebody asks for it.
+        """Between two steps: save if it is due, stop if requested.
 
-        `log` brings metrics up to date first: what is saved has been logged, what is redone not.
+        `log` is called before a save, so that exactly the saved steps have been logged.
         """
         self._page.note(Phase.STEPPING, step)
         self._note(self._checkpointer.poll())
         is_there, is_evaluated = self._is_there(step), self._evaluated_at == step
-        if is_there and not is_evaluated:  # known to every rank by itself
+        if is_there and not is_evaluated:  # every rank knows it without an exchange
             self.ended(self._there)
             return
         wishes = self._pulse.at(
@@ -162,14 +165,15 @@ class Saver:
             save=self._timetable.wants_retry,
             is_time=is_evaluated,
         )
-        if is_there and not (wishes is not None and wishes.finish):  # its evaluation may end it
+        # its evaluation may end the run
+        if is_there and not (wishes is not None and wishes.finish):
             self.ended(self._there)
             return
         is_due = self._timetable.is_due(step) or self._is_best(step)
         if wishes is not None:
             if wishes.finish:
                 self._agree_on_end()
-                return  # what is left to do, saving included, is the loop's ending
+                return  # the loop's end does the rest, including the save
             if wishes.stop:
                 log()
                 self._stop_here(step)
@@ -182,7 +186,7 @@ class Saver:
                 self.save(step)
 
     def _agree_on_end(self) -> None:
-        """The first rank's reason; a clock's end is no decision, and more time can be given."""
+        """End for the first rank's reason. max_time_s is not stored: it can be raised later."""
         rank = self._world.first_with(bool(self._wanted_end))
         reason = self._over
         if rank is not None:
@@ -190,20 +194,20 @@ class Saver:
         self.ended(reason)
 
     def ended(self, reason: str) -> None:
-        """No step follows. Where this rank alone says so, all others do too."""
+        """Mark that no step follows. Called on all ranks at the same step."""
         self._ends = True
         self._run.note_end(reason)
         self._say(f"stopped: after step {self.at.step}: {reason}")
 
     def _before_change(self) -> None:
-        """The weights are about to move: what is still being copied of them comes first."""
+        """Wait for a copy in progress before the weights change."""
         if self._checkpointer.is_copying:
             since = self._timer.now()
             self._checkpointer.before_change()
             self._timer.held(since)
 
     def save(self, step: int) -> None:
-        """Save now, and settle when to save next. A collective call."""
+        """Save now and schedule the next save. A collective call."""
         if step == self._last_saved and self._is_known(step):
             return
         if isinstance(self._world, LiveWorld) and not self._take_turn(step):
@@ -220,12 +224,12 @@ class Saver:
         self._last_saved = self._saved_here = step
         self._num_evaluations_saved = self._run.num_evaluations
         if before is None or before.step != step or not before.problem:
-            self._timetable.forgive()  # a save that was not waited for makes up for the one before
+            self._timetable.forgive()  # this save makes up for a failed one before
         self._timetable.settle_next(step)
         self._page.note(Phase.STEPPING)
 
     def _say_what_is_copied(self) -> None:
-        """Once: memory that nothing else of a run shows."""
+        """Report once how much host memory a save takes; nothing else shows it."""
         size = self._checkpointer.copied_bytes
         if self._world.is_main and size and not self._has_said_size:
             self._has_said_size = True
@@ -236,17 +240,17 @@ class Saver:
             )
 
     def _is_known(self, step: int) -> bool:
-        """Whether the step's checkpoint has its evaluation: if not, add it, or save anew.
+        """True if the step's checkpoint has its evaluation, or it could be added.
 
         The last step of a run may be saved before it is evaluated. An earlier attempt's checkpoint
-        is not touched.
+        is not changed: then the step is saved again.
         """
         if self._run.num_evaluations == self._num_evaluations_saved:
             return True
         if step != self._saved_here:
             return False
         self._note(self._checkpointer.wait())
-        if self._newest_saved == step:  # else it failed, and is tried again
+        if self._newest_saved == step:  # otherwise it failed and is retried
             self._add_evaluation()
         return True
 
@@ -257,10 +261,12 @@ class Saver:
         try:
             self._checkpointer.amend(self.at.step, self._run.evaluated)
         except OSError as error:
-            self._say(f"warning: the checkpoint of step {self.at.step} has no evaluation ({error})")
+            self._say(
+                f"warning: the checkpoint of step {self.at.step} lacks its evaluation ({error})"
+            )
 
     def _take_turn(self, step: int) -> bool:
-        """Among live replicas the first seat writes; a new holder of it begins an attempt."""
+        """True if this live replica saves: the first rank does, and a new one claims an attempt."""
         if not self._world.is_main:
             self._is_writer = False
             self._timetable.settle_next(step)
@@ -271,7 +277,7 @@ class Saver:
         return True
 
     def finish(self) -> None:
-        """The last step is done: what it came to is kept, or the run has not succeeded."""
+        """Save the last step; NotSaved if that fails."""
         if self._rule.every_steps is None:
             return
         began_s = time.perf_counter()
@@ -282,15 +288,15 @@ class Saver:
             raise NotSaved(self._world.agree(self._what_is_missing()))
 
     def save_now(self) -> None:
-        """Asked for by the script, on all ranks; NotSaved when it cannot be."""
+        """Save at the script's request, on all ranks; NotSaved if that fails."""
         if self._rule.every_steps is None:
-            rule, remedy = "nothing of this run is to be saved", "set it to a number, or to auto"
+            rule, remedy = "this run saves no checkpoints", "set it to a number, or to auto"
             raise ConfigError([Problem("checkpoint.every_steps", rule, remedy)])
         if not self._insist():
             raise NotSaved(self._world.agree(self._what_is_missing()))
 
     def _insist(self) -> bool:
-        """Whether the last step was saved, at last."""
+        """Save the last step, with retries; True if it was saved."""
         for left in reversed(range(_LAST_TRIES)):
             if self._save_and_wait(self.at.step):
                 return True
@@ -298,57 +304,58 @@ class Saver:
         return False
 
     def _what_is_missing(self) -> str:
-        """In rank 0's words: where it writes alone, the others know of no problem."""
+        """Return rank 0's message: if it writes alone, the others know of no problem."""
         newest = self._newest_saved
-        there_is = "there is no checkpoint" if newest is None else f"the newest is of step {newest}"
+        there_is = "no checkpoint exists" if newest is None else f"the newest is from step {newest}"
         return (
-            f"step {self.at.step} could not be saved ({self._problem}); {there_is}; see that "
+            f"step {self.at.step} could not be saved ({self._problem}); {there_is}; make sure that "
             "checkpoints can be written, and run the same command again to resume"
         )
 
     def close(self) -> None:
-        """Stop listening, whatever happened."""
+        """Stop handling requests, also after an error."""
         self._timer.end_early()
         self._stop.close()
         self._page.note(Phase.ENDED)
         self._page.close()
 
     def score(self, result: EvaluationResult) -> None:
-        """Remember what `keep_best` goes by; the best so far is saved when its step is over."""
+        """Remember the score for `keep_best`; the best so far is saved at the end of its step."""
         self._evaluated_at = result.step
         note_score(self._checkpointer, self._rule, result)
 
     def score_after(self, result: EvaluationResult) -> None:
-        """The same, of an evaluation after the attempt's end."""
+        """Remember the score of an evaluation after the attempt's end."""
         self.score(result)
         if result.step == self._saved_here == self._newest_saved:
             self._add_evaluation()
 
     def _is_best(self, step: int) -> bool:
-        """Whether this step was evaluated, and better than all before."""
+        """True if this step was evaluated and is the best so far."""
         best = self._run.best() if self._evaluated_at == step else None
         return best is not None and best.step == step
 
     def left_out(self) -> set[str]:
-        """Weights that are not saved, by name: the script makes them. A collective call."""
+        """Return the names of weights that are not saved, but made by the script. Collective."""
         return self._run.left_out()
 
     @property
     def storage(self) -> Storage:
-        """Where the checkpoints are."""
+        """Storage of the checkpoints."""
         return self._checkpointer.storage
 
     def best_checkpoint(self) -> Manifest | None:
-        """Of the best evaluation; None where there is none. On rank 0."""
+        """Return the checkpoint of the best evaluation, or None. Call on rank 0."""
         best = self._run.best()
         good = self._checkpointer.good() if best is not None else []
         return next((m for m in good if best is not None and m.step == best.step), None)
 
     @contextmanager
     def last_pieces(self) -> Iterator[tuple[Storage, Manifest | None]]:
-        """A checkpoint of the last step and where it lies; rank 0 has its manifest. Collective.
+        """Yield the storage of a checkpoint of the last step and, on rank 0, its manifest.
 
-        The run's own; where there is none, one of the weights alone, which is gone afterwards.
+        A collective call. The checkpoint is the run's own or, if there is none, a temporary one of
+        the weights alone.
         """
         good = self._checkpointer.good() if self._world.is_main else []
         own = next((m for m in good if m.step == self.at.step), None)
@@ -371,7 +378,7 @@ class Saver:
                 self.storage.remove(_PIECES)
 
     def _stop_here(self, step: int) -> None:
-        """All ranks, at the same step: save, and leave with the code that means "resume me"."""
+        """Save on all ranks at the same step, then exit with the code that requests a resume."""
         began = time.perf_counter()
         with self._timer.saving():
             is_saved = self._rule.every_steps is not None and self._save_and_wait(step)
@@ -379,14 +386,14 @@ class Saver:
         took_s = time.perf_counter() - began
         outcome = f"was saved in {took_s:.1f} s" if is_saved else "was not saved"
         if not is_saved and self._newest_saved is not None:
-            outcome += f" (the newest that was is {self._newest_saved})"
+            outcome += f" (the newest saved step is {self._newest_saved})"
         raise Preempted(
             f"stopped by {signal} after step {step}, which {outcome}; "
             "run the same command again to resume"
         )
 
     def _save_and_wait(self, step: int) -> bool:
-        """Whether there is a checkpoint of this step now; the same answer on every rank."""
+        """Save and wait; return on every rank whether there is a checkpoint of this step."""
         self.save(step)
         self._page.note(Phase.SAVING)
         self._note(self._checkpointer.wait())
@@ -396,7 +403,7 @@ class Saver:
         return not has_failed
 
     def _note(self, saved: Saved | None) -> None:
-        """Write down how a save went; a failed one is a warning and a retry."""
+        """Record the outcome of a save; a failed one gives a warning and is retried."""
         if saved is None:
             return
         self._timetable.note(saved)
@@ -422,7 +429,7 @@ class Saver:
         self._say_what_is_referred(saved)
 
     def _say_what_is_referred(self, saved: Saved) -> None:
-        """Once: whether saves that are meant to be small are."""
+        """Report once how much an incremental save wrote."""
         if not self._world.is_main or not saved.referred_bytes or self._has_said_referred:
             return
         self._has_said_referred = True
@@ -432,7 +439,7 @@ class Saver:
         )
 
     def _schedule(self, step: int, step_s: float) -> None:
-        """Settle the next save, and say why then."""
+        """Schedule the next save and record the reason."""
         failures = 0.0, 0.0
         if self._world.is_main:
             failures = self._config.directory.failures()

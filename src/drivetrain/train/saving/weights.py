@@ -1,8 +1,8 @@
-"""The trained weights at the end of a run: one file for plain torch, or a folder in shards.
+"""The trained weights at the end of a run: one file for plain torch, or a folder of shards.
 
-A small model is gathered on rank 0 into `weights.pt`. Any other is never whole on a rank: its last
-checkpoint, which every rank has written a part of, is put together into the files of a Hugging Face
-folder, each by another rank and as a stream of bytes. So is the best one.
+A small model is gathered on rank 0 into `weights.pt`. A larger one is never whole on a rank: its
+last checkpoint, of which every rank wrote a part, is copied into the files of a Hugging Face
+folder, each by a different rank, as a stream of bytes. The same goes for the best checkpoint.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from drivetrain.train.saving.saver import Saver, anyones
 from drivetrain.train.weights.safetensors import open_folder, read_part
 
 WHOLE_BYTES = 1 << 30
-"""Weights up to here are written as one file, unless the config says otherwise."""
+"""Weights up to this size are written as one file, unless the config says otherwise."""
 LAST, BEST = "weights", "best"
-_ROOM = "make room, or see that it can be written"
+_ROOM = "free some space, or make it writable"
 
 
 class FinalWeights:
-    """What a run leaves when it ends. Its methods are collective calls."""
+    """Writes the weights at the end of a run. Its methods are collective calls."""
 
     def __init__(self, assembly: Assembly, saver: Saver, folder: Path) -> None:
         self._assembly, self._world = assembly, assembly.world
@@ -44,9 +44,9 @@ class FinalWeights:
 
     @contextmanager
     def after_not_saved(self) -> Iterator[None]:
-        """Around training: where its last step cannot be saved, its weights perhaps can be.
+        """Context of the training: if the last step cannot be saved, try to write its weights.
 
-        There may be room for them, or it is another disk. NotSaved is raised all the same.
+        There may be room for them, or they go to another disk. NotSaved is re-raised in any case.
         """
         try:
             yield
@@ -56,13 +56,13 @@ class FinalWeights:
             raise
 
     def write(self) -> None:
-        """After training: the last weights, and the best where `keep_best` asks for them."""
+        """Write the last weights and, with `keep_best`, the best ones."""
         self.write_last()
         if self._assembly.config.checkpoint.keep_best is not None:
             self.write_best()
 
     def write_last(self) -> None:
-        """The weights as they are now; NotSaved, on every rank, when they cannot be written."""
+        """Write the current weights; NotSaved on every rank if that fails."""
         path = self._folder / f"{LAST}.pt"
         if not self._in_shards():
             write_weights(self._assembly, path, self._saver.left_out())
@@ -75,14 +75,14 @@ class FinalWeights:
         self._drop(lambda: path.unlink(missing_ok=True))
 
     def write_best(self) -> None:
-        """The best checkpoint's weights beside the last ones."""
+        """Write the best checkpoint's weights next to the last ones."""
         path = self._folder / f"{BEST}.pt"
         manifest = self._saver.best_checkpoint() if self._world.is_main else None
         if not self._world.agree("" if manifest is None else manifest.folder):
             return
         where = path if not self._in_shards() else f"{self._saver.storage.address}/{BEST}"
         what = f"the best weights could not be written to {where}"
-        remedy = f"{_ROOM}; `drivetrain checkpoint export --best` makes them too"
+        remedy = f"{_ROOM}; `drivetrain checkpoint export --best` writes them too"
         if self._in_shards():
             self._put_together(self._saver.storage, manifest, BEST, (what, remedy))
             self._drop(lambda: path.unlink(missing_ok=True))
@@ -98,19 +98,20 @@ class FinalWeights:
 
     def _in_shards(self) -> bool:
         said = self._assembly.config.checkpoint.final_weights
-        if said != "auto" or isinstance(self._world, LiveWorld):  # each replica is whole
+        # each live replica holds the whole model
+        if said != "auto" or isinstance(self._world, LiveWorld):
             return said == "sharded"
         return self._assembly.weight_bytes > WHOLE_BYTES
 
     def _put_together(
         self, storage: Storage, manifest: Manifest | None, name: str, said: tuple[str, str]
     ) -> None:
-        """From a checkpoint in `storage`, which rank 0 knows, to a folder beside the run's own."""
+        """Export a checkpoint in `storage` (rank 0 has its manifest) to a folder of the run."""
         world, target = self._world, self._saver.storage
         folder = world.agree("" if manifest is None else manifest.folder)
         problem = ""
         if world.is_main:
-            # its index first: whoever looks meanwhile finds none, and says so
+            # remove the index first: a reader meanwhile finds none and fails
             problem = _tried(lambda: target.remove(f"{name}/{INDEX}"))
             problem = problem or _tried(lambda: target.remove(name))
             problem = problem or keep_companions(self._assembly, target)
@@ -129,13 +130,13 @@ class FinalWeights:
             raise NotSaved(f"{said[0]} ({problem}); {said[1]}")
 
     def _drop(self, act: Callable[[], Any]) -> None:
-        """What an earlier attempt left in the other form would be taken for this one's."""
+        """Remove, on rank 0, an earlier attempt's weights in the other format."""
         if self._world.is_main:
             act()
 
 
 def write_weights(assembly: Assembly, path: Path, left_out: Collection[str] = ()) -> None:
-    """All ranks gather; rank 0 writes beside the file and renames, so nobody reads half of it."""
+    """Gather the weights; rank 0 writes a temporary file and renames it, so no reader sees half."""
     weights = assembly.engine.spread.full_state(
         lambda name: name not in left_out, keep=assembly.world.is_main
     )
@@ -148,7 +149,7 @@ def write_weights(assembly: Assembly, path: Path, left_out: Collection[str] = ()
 
 
 def read_weights(checkpoints: Path, name: str = LAST) -> dict[str, torch.Tensor]:
-    """What a run has left, in either form, whole."""
+    """Return the whole weights that a run wrote, in either format."""
     if (checkpoints / f"{name}.pt").exists():
         whole: dict[str, torch.Tensor] = torch.load(checkpoints / f"{name}.pt", weights_only=True)
         return whole
@@ -158,7 +159,7 @@ def read_weights(checkpoints: Path, name: str = LAST) -> dict[str, torch.Tensor]
 
 
 def _tried(act: Callable[[], Any]) -> str:
-    """What went wrong, if something did. Torch's own writer says it with a RuntimeError."""
+    """Return the error as text, or an empty string. torch's writer raises RuntimeError."""
     try:
         act()
     except (OSError, RuntimeError, DamagedCheckpoint) as error:
@@ -169,7 +170,7 @@ def _tried(act: Callable[[], Any]) -> str:
 def _replace(weights: dict[str, Any], path: Path) -> None:
     make_folder(path.parent)
     with beside(path) as partial:
-        with partial.open("wb") as stream:  # torch would write the path's random name into it
+        with partial.open("wb") as stream:  # given a path, torch would store its random name in it
             torch.save(weights, stream)
         sync_path(partial)
         partial.replace(path)
@@ -177,7 +178,7 @@ def _replace(weights: dict[str, Any], path: Path) -> None:
 
 
 def weights_sha256(weights: dict[str, Any]) -> str:
-    """A fingerprint of every bit of every tensor, in the order of their names."""
+    """Return a SHA-256 of all tensors' names and bytes, in the order of their names."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name].detach().cpu().contiguous()

@@ -1,4 +1,4 @@
-"""What the user left open, chosen with its reason; and what cannot be said together."""
+"""Choose the values that the user left open, with reasons; refuse conflicting settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from drivetrain.train.task import Task
 
 
 def fill_in(resolved: ResolvedConfig, num_ranks: int, source: Source) -> ResolvedConfig:
-    """Fill in what the user left open, each with its reason."""
+    """Fill in the values that the user left open, each with its reason."""
     if resolved.config.evaluation.batch_size is None:
         micro = resolved.config.micro_batch_size
         size = min(32, resolved.config.global_batch_size) if micro == "auto" else micro
@@ -24,7 +24,7 @@ def fill_in(resolved: ResolvedConfig, num_ranks: int, source: Source) -> Resolve
     if resolved.config.model.initialization == "auto":
         reads = resolved.config.model.pretrained is not None
         how = "keyed" if reads else "sequential"
-        why = "only what the files lack is drawn" if reads else "as plain torch under this seed"
+        why = "only what the files lack is drawn" if reads else "as plain torch with this seed"
         resolved = resolved.choose("model.initialization", how, why)
     if resolved.config.record.sinks == "auto":
         resolved = resolved.choose("record.sinks", *choose_sinks())
@@ -32,7 +32,7 @@ def fill_in(resolved: ResolvedConfig, num_ranks: int, source: Source) -> Resolve
 
 
 def _choose_micro_batch(resolved: ResolvedConfig, num_ranks: int, source: Source) -> ResolvedConfig:
-    """As before in this run, else the batch sampler's batches, else what fits the ranks."""
+    """Choose the size used before in this run, the batch sampler's, or one that fits the ranks."""
     if resolved.config.micro_batch_size == "auto":
         earlier = micro_batch_so_far(earlier_directory())
         if earlier is not None and resolved.config.global_batch_size % earlier == 0:
@@ -40,7 +40,7 @@ def _choose_micro_batch(resolved: ResolvedConfig, num_ranks: int, source: Source
         if source.sampler is not None and source.sampler.yields_batches:
             largest = source.sampler.largest(source.sampler.draw(resolved.config.seed, 0))
             if resolved.config.global_batch_size % largest:
-                rule = f"is no multiple of the batch sampler's batches of up to {largest}"
+                rule = f"is not a multiple of the batch sampler's largest batch, {largest}"
                 size = max(1, resolved.config.global_batch_size // largest) * largest
                 value = resolved.config.global_batch_size
                 raise ConfigError([Problem("global_batch_size", rule, f"use {size}", value)])
@@ -49,12 +49,12 @@ def _choose_micro_batch(resolved: ResolvedConfig, num_ranks: int, source: Source
 
 
 def check_optimizer_keys(task: Task, resolved: ResolvedConfig) -> None:
-    """A task with an optimizer of its own does not ask the config for one."""
+    """ConfigError if both the task and the config set an optimizer."""
     if task.optimizer is from_config:
         return
-    said, rule = resolved.config.optimization, "the task has an optimizer of its own"
+    said, rule = resolved.config.optimization, "the task has its own optimizer"
     problems = [
-        Problem(f"optimization.{key}", rule, "leave one of them out", getattr(said, key))
+        Problem(f"optimization.{key}", rule, "remove one of them", getattr(said, key))
         for key in ("optimizer", "momentum", "muon_dtype")
         if resolved.source(f"optimization.{key}").kind != "default"
     ]
@@ -63,7 +63,7 @@ def check_optimizer_keys(task: Task, resolved: ResolvedConfig) -> None:
 
 
 def choose_schedule(task: Task, resolved: ResolvedConfig) -> ResolvedConfig:
-    """A schedule of the task's own is the only one; what the config says beside it is refused."""
+    """Use the task's own schedule, if any; ConfigError if the config sets one too."""
     if task.schedule is None:
         return resolved
     key = "optimization.lr_scheduler_type"
@@ -75,15 +75,15 @@ def choose_schedule(task: Task, resolved: ResolvedConfig) -> ResolvedConfig:
         "optimization.warmup_ratio": bool(said.warmup_ratio),
         "optimization.learning_rate_scaling": said.learning_rate_scaling != "none",
     }
-    rule = "the task has a schedule of its own, and two would set one rate"
+    rule = "the task has its own schedule, and only one can set the learning rate"
     problems = [
-        Problem(name, rule, "leave one of them out", getattr(said, name.rpartition(".")[2]))
+        Problem(name, rule, "remove one of them", getattr(said, name.rpartition(".")[2]))
         for name, is_set in beside.items()
         if is_set
     ]
     if problems:
         raise ConfigError(problems)
-    return resolved.choose(key, "none", "the task has a schedule of its own")
+    return resolved.choose(key, "none", "the task has its own schedule")
 
 
 def check_schedule(config: RunConfig, total_steps: int | None) -> None:
@@ -93,7 +93,7 @@ def check_schedule(config: RunConfig, total_steps: int | None) -> None:
             [
                 Problem(
                     "optimization.lr_scheduler_type",
-                    "goes by the end of the run, and a stream's end is not known beforehand",
+                    "depends on the end of the run, and a stream's end is not known in advance",
                     "set max_steps; or use constant, or decay_steps and warmup_steps",
                     shape,
                 )

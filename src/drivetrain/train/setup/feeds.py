@@ -23,7 +23,7 @@ from drivetrain.train.contract import accepted_changes
 
 
 def make_feed(source: Source, plan: BatchPlan, world: World, config: RunConfig) -> Feed:
-    """A rank's share of the training data."""
+    """Return a rank's share of the training data."""
     if source.sampler is not None:
         ring = Neighbours.of(world, 3)
         feed = SampledFeed(source, source.sampler, plan, world.dp_index, config.seed, ring)
@@ -35,7 +35,7 @@ def make_feed(source: Source, plan: BatchPlan, world: World, config: RunConfig) 
     shards = _shards(source, world, config)
     if shards is not None and plan.num_micro_batches % plan.num_ranks:
         rule = (
-            f"{plan.num_micro_batches} micro-batches a step cannot be shared evenly by "
+            f"{plan.num_micro_batches} micro-batches per step cannot be divided evenly among "
             f"{plan.num_ranks} ranks"
         )
         remedy = "change global_batch_size or micro_batch_size, or use same_stream"
@@ -49,14 +49,14 @@ def make_feed(source: Source, plan: BatchPlan, world: World, config: RunConfig) 
 def evaluation_feeds(
     sources: Mapping[str, Source], world: World, config: RunConfig
 ) -> dict[str, EvaluationFeed]:
-    """A rank's share of each set of validation data."""
+    """Return a rank's share of each set of validation data."""
     return {name: evaluation_feed(source, world, config) for name, source in sources.items()}
 
 
 def evaluation_feed(
     source: Source, world: World, config: RunConfig, *, whole: bool = False
 ) -> EvaluationFeed:
-    """A rank's share of the validation data; `assemble` has chosen the batch size if need be."""
+    """Return a rank's share of the validation data; `whole` ignores evaluation.max_samples."""
     source = source.settled(can_pin=not world.accelerator.is_cpu)
     batch_size = config.evaluation.batch_size or int(config.micro_batch_size)
     parts: dict[str, Any] = {"max_samples": None if whole else config.evaluation.max_samples}
@@ -71,7 +71,7 @@ def evaluation_feed(
 def validation_sources(
     val: Any, config: RunConfig, *, read_often: bool = False
 ) -> dict[str, Source]:
-    """Sets of validation data by name; where there is only one, its name is empty."""
+    """Return the sets of validation data by name; a single set has an empty name."""
     if val is None:
         return {}
     sources = {}
@@ -88,13 +88,13 @@ def _is_named_sets(val: Any) -> bool:
 
 
 def _shards(source: Source, world: World, config: RunConfig) -> Shards | None:
-    """How a stream's parts come to the ranks; None where each reads all of it."""
+    """Return how a stream is divided among the ranks; None if each reads all of it."""
     sharding = config.data.iterable_sharding
     if world.layout.dp == 1 or not reads_shards(source.dataset, sharding):
         return None
 
     def sum_over_ranks(count: int) -> int:
-        # ranks that share a slice have read the same
+        # ranks of the same data-parallel slice have read the same
         sharers = world.layout.world_size // world.layout.dp
         return int(world.sum(torch.tensor([count], device=world.device)).item()) // sharers
 

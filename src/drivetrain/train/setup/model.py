@@ -1,4 +1,4 @@
-"""The model: made, checked, shared, and spread over the ranks."""
+"""Build, check and distribute the model."""
 
 from __future__ import annotations
 
@@ -42,22 +42,21 @@ from drivetrain.train.weights.source import (
 
 @dataclass(frozen=True)
 class Prebuilt:
-    """A model that exists already, with weights of its own: ranks take rank 0's."""
+    """A model that already exists, with its weights: all ranks take rank 0's."""
 
     model: nn.Module
 
     def __call__(self) -> nn.Module:
-        """The model."""
         return self.model
 
 
 def new_model(
     task: Task, strategy: Strategy, world: World, config: RunConfig, *, is_rehearsed: bool
 ) -> NewModel:
-    """Made without its weights where a rank holds a part of them, or they are drawn apart."""
+    """Build the model, without weights if a rank holds only a part or they are set later."""
     if isinstance(task.model, Prebuilt):
         model = task.model()
-        agree_on_tensors(model, world)  # tensors of another size would end the process in gloo
+        agree_on_tensors(model, world)  # gloo would abort on tensors of different sizes
         world.share_weights(model)
         return NewModel(model)
     layout, pipeline = world.layout, config.parallel.pipeline
@@ -72,7 +71,7 @@ def new_model(
 def settled_model(
     new: NewModel, feed: Feed, world: World, config: RunConfig, *, is_live: bool
 ) -> NewModel:
-    """The same on every rank, with the weights that files have. A collective call."""
+    """Make the model the same on every rank, with weights from files. A collective call."""
     if not is_live:
         new = agreed(new, world)
         if isinstance(feed, SampledFeed):
@@ -84,7 +83,7 @@ def settled_model(
 def describe_model(
     model: nn.Module, strategy: Strategy, world: World, config: RunConfig, accumulation: int
 ) -> list[str]:
-    """ConfigError where it cannot be trained so; or what the user should read of it."""
+    """Return notes on the model for the user; ConfigError if it cannot be trained this way."""
     check_model(model, world.identity.world_size)
     profile = Profile.of(model, accumulation)
     problems = strategy.problems(profile, world.layout, world.cluster)
@@ -113,50 +112,50 @@ def _what_is_saved(model: nn.Module) -> str:
     parameters = list(model.parameters())
     trained = sum(p.nbytes for p in parameters if p.requires_grad)
     return (
-        f"checkpoints: of {readable_bytes(sum(p.nbytes for p in parameters))} of weights the "
-        f"{readable_bytes(trained)} that are trained, with their optimizer state; the script makes "
-        "the others again at every start"
+        f"checkpoints: of {readable_bytes(sum(p.nbytes for p in parameters))} of weights only the "
+        f"{readable_bytes(trained)} that are trained, with their optimizer state; the script "
+        "recreates the others at every start"
     )
 
 
 def share_batch_norms(
     model: nn.Module, world: World, config: RunConfig, notes: list[str]
 ) -> Sharers | None:
-    """Where there are any, and copies of the model; or a word on what they go by."""
+    """Share batch norm's statistics if configured, and add a note; None if not shared."""
     norms = batch_norms(model) if world.layout.dp > 1 else {}
     if not norms:
         return None
     layers = f"{len(norms)} layers" if len(norms) > 1 else f"layer {next(iter(norms))}"
     if config.parallel.sync_batch_norm:
-        notes.append(f"batch norm: {layers}, with statistics of all ranks' micro-batches together")
+        notes.append(f"batch norm: {layers}, with statistics over all ranks' micro-batches")
         return share_statistics(model, world.copies)
-    if config.reproducibility != "bitwise":  # that has a word of its own
+    if config.reproducibility != "bitwise":  # it has its own note
         notes.append(
-            f"batch norm: {layers}, with each micro-batch's own statistics; the running ones that "
-            "are saved are rank 0's (parallel.sync_batch_norm takes both over all ranks)"
+            f"batch norm: {layers}, with each micro-batch's own statistics; the saved running "
+            "statistics are rank 0's (parallel.sync_batch_norm computes both over all ranks)"
         )
     return None
 
 
 def note_on_dropout(model: nn.Module, resolved: ResolvedConfig) -> list[str]:
-    """A word where masks would be others on another number of ranks."""
+    """Return a note if dropout masks would differ on another number of ranks."""
     is_drawn = any(isinstance(m, _DropoutNd) and m.p > 0 for m in model.modules())
     if not is_drawn or resolved.source("micro_batch_size").kind != "chosen":
         return []
     size = resolved.config.micro_batch_size
     return [
         f"dropout: masks are drawn for each micro-batch, and micro_batch_size={size} was chosen "
-        "for this number of ranks; state it to draw the same masks on any"
+        "for this number of ranks; set it explicitly to draw the same masks on any number"
     ]
 
 
 def keep_in_step(engine: Engine, sharers: Sharers, config: RunConfig) -> None:
-    """Ranks wait for each other in a forward: all make the same number of them."""
+    """Let all ranks make the same number of forwards, in which they wait for each other."""
     rule = ""
     if engine.spread.local_steps is not None:
-        rule = f"with {config.parallel.strategy} ranks train alone between two agreements"
+        rule = f"with {config.parallel.strategy} ranks train alone between synchronizations"
     if isinstance(engine.spread, SeveralModels):
-        rule = "there are several models, each with forwards of its own"
+        rule = "there are several models, each with its own forward passes"
     if rule:
         raise ConfigError([Problem("parallel.sync_batch_norm", rule, "leave it out", "true")])
     engine.spread.needs_every_turn = True
@@ -172,9 +171,9 @@ def spread_model(
     source: Source,
     plan: BatchPlan,
 ) -> ParallelModel:
-    """Divide the model along tp, pp and cp, then make copies or shards of what is left.
+    """Divide the model along tp, pp and cp, then replicate or shard the result.
 
-    Weights that come later come where nothing is left to be cut.
+    Weights that are set later are filled in once the model has been divided and sharded.
     """
     model = new.model
 
@@ -209,9 +208,9 @@ def spread_model(
 def _spread_each(
     models: ModelsByName, strategy: Strategy, world: World, config: RunConfig
 ) -> ParallelModel:
-    """Each of several models by itself; none is divided."""
+    """Distribute each of several models by itself; none is divided."""
     parallel = config.parallel
-    rule = "several models are copied or sharded, each by itself, not divided"
+    rule = "several models can be replicated or sharded, each by itself, but not divided"
     divided = [axis for axis in ("pp", "cp", "tp") if getattr(parallel, axis) > 1]
     if divided:
         key, value = f"parallel.{divided[0]}", getattr(parallel, divided[0])

@@ -1,1 +1,1 @@
-"""Several models trained side by side: an engine and an optimizer for each."""
+"""Training several models together: an engine and an optimizer for each."""

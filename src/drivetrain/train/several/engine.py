@@ -1,7 +1,7 @@
-"""The engine of several models: one `Engine` for each, and what a run sees of them together.
+"""The engine of several models: one `Engine` for each, combined for the run.
 
-A step of the run is one turn of the script's loop, on one global batch. In it each model may go
-through the batch, and its optimizer step, as often as the script likes.
+A step of the run is one iteration of the script's loop, on one global batch. In it, each model may
+use the batch, and its optimizer step, as often as the script likes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from drivetrain.train.watch.meter import Meter
 
 
 class SeveralEngines(Engine):
-    """Each model's gradients, clipping, scaler, schedule and losses are those of its own engine."""
+    """One engine for each model, with its own gradients, clipping, scaler, schedule and losses."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class SeveralEngines(Engine):
         self._rates = rates
 
     def scalers(self) -> dict[str, Stateful]:
-        """One for each: a model whose gradients overflow does not change another's scale."""
+        """One scaler per model: an overflow in one does not change the scale of another."""
         return {
             f"scaler.{name}": engine.scaler
             for name, engine in self.by_name.items()
@@ -58,16 +58,16 @@ class SeveralEngines(Engine):
     def backward_of(self, name: str, loss: Loss | LossAndParts, micro: MicroBatch) -> None:
         """Add a micro-batch's gradients to those of one model."""
         engine = self.by_name[name]
-        engine.meter.note_batch(micro)  # a second pass over a batch is a second step of its own
+        engine.meter.note_batch(micro)  # a second pass over a batch is a separate step
         engine.backward(loss, micro)
 
     def step_of(self, name: str, step: int) -> None:
-        """Complete one model's gradients and move its weights; `step` is the run's, from 0."""
+        """Complete one model's gradients and update its weights; `step` is the run's, from 0."""
         engine = self.by_name[name]
         engine.complete_gradients(step)
         groups = engine.optimizer.param_groups
         if not any(p.grad is not None for group in groups for p in group["params"]):
-            rule = f"does not depend on any weight of {name} that is trained"
+            rule = f"does not depend on any trainable weight of {name}"
             remedy = f"give backward() the name of the model it trains instead of {name}"
             raise ConfigError([Problem("loss", rule, remedy, has_value=False)])
         engine.before_change = self.before_change
@@ -75,13 +75,13 @@ class SeveralEngines(Engine):
         self._rates.count(name)
 
     def agree_on_rate(self) -> None:
-        """Of each model."""
+        """Check the learning rate of each model."""
         for engine in self.by_name.values():
             engine.agree_on_rate()
 
 
 class SeveralRates(LearningRate):
-    """One for each model: the config's curve by the run's steps, a scheduler by its optimizer's."""
+    """A rate per model: a curve follows the run's steps, a scheduler its optimizer's steps."""
 
     def __init__(self, optimizer: OptimizersByName, by_name: Mapping[str, LearningRate]) -> None:
         super().__init__(optimizer)
@@ -90,33 +90,33 @@ class SeveralRates(LearningRate):
 
     @property
     def members(self) -> Sequence[LearningRate]:
-        """Each model's."""
+        """The rates of the models."""
         return tuple(self.by_name.values())
 
     def count(self, name: str) -> None:
-        """An optimizer has stepped."""
+        """Count a step of one model's optimizer."""
         self._num_steps[name] += 1
 
     def after(self, occasion: Occasion, metrics: Mapping[str, float] | None = None) -> None:
-        """An epoch or an evaluation is over for all; each engine says when its step is."""
+        """Called after an epoch or an evaluation; each engine reports its own steps."""
         for rate in self.members:
             rate.after(occasion, metrics)
 
     def ends_at(self, total_steps: int | None) -> None:
-        """The run's."""
+        """Set the run's last step."""
         for rate in self.members:
             rate.ends_at(total_steps)
 
     def begin_anew(
         self, num_done: Mapping[Occasion, int], found: list[Mapping[str, float]]
     ) -> None:
-        """Each after as many steps as its optimizer has made."""
+        """Restart each schedule after as many steps as its optimizer has made."""
         for name, rate in self.by_name.items():
             rate.begin_anew({**num_done, "step": self._num_steps[name]}, found)
 
     @property
     def terms(self) -> dict[str, Any]:
-        """Each model's, under its name."""
+        """Each model's terms, under its name."""
         return {
             key.replace("scheduler.", f"scheduler.{name}.", 1): value
             for name, rate in self.by_name.items()
@@ -124,26 +124,26 @@ class SeveralRates(LearningRate):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """And how often each optimizer has stepped."""
+        """Return the rates' states and the number of steps of each optimizer."""
         rates = {name: rate.state_dict() for name, rate in self.by_name.items()}
         return {"num_steps": dict(self._num_steps), "rates": rates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The same back."""
+        """Restore what `state_dict` returned."""
         self._num_steps.update(state["num_steps"])
         for name, rate in self.by_name.items():
             rate.load_state_dict(state["rates"][name])
 
 
 class _MeterOfAll(Meter):
-    """The steps of all models as those of the run."""
+    """Combines the steps of all models to the run's steps."""
 
     def __init__(self, world: World, by_name: Mapping[str, Meter]) -> None:
         super().__init__(world)
         self._by_name = by_name
 
     def collect(self) -> list[StepMetrics]:
-        """Every step of the run since the last call: each model's mean over its passes, summed."""
+        """Return the steps since the last call; a loss is the sum of the models' mean losses."""
         steps: dict[int, dict[str, list[StepMetrics]]] = {}
         for name, meter in self._by_name.items():
             for metrics in meter.collect():
@@ -152,7 +152,7 @@ class _MeterOfAll(Meter):
 
 
 def _of_run(number: int, by_name: Mapping[str, list[StepMetrics]]) -> StepMetrics:
-    """A model's loss and its parts go by its name; what is no sum is the first model's."""
+    """Combine the models' metrics: parts under their names, other values from the first model."""
     parts: dict[str, float] = {}
     for name, passes in by_name.items():
         parts[name] = _mean(each.loss for each in passes)
@@ -175,7 +175,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def optimizers_of(optimizer: torch.optim.Optimizer) -> OptimizersByName:
-    """Those of several models."""
+    """Return the optimizers of several models."""
     if not isinstance(optimizer, OptimizersByName):
-        raise TypeError("several models have several optimizers")
+        raise TypeError("several models need several optimizers")
     return optimizer

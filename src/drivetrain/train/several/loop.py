@@ -1,4 +1,4 @@
-"""A loop of one's own with several models: GANs, a critic and an actor.
+"""A user's own loop with several models: GANs, a critic and an actor.
 
 loop = drivetrain.prepare({"G": G, "D": D}, {"G": opt_g, "D": opt_d}, train_set, config)
 for step in loop.steps():                    # one global batch
@@ -47,11 +47,11 @@ Schedulers = Mapping[str, LRScheduler | LRSchedule | ScheduleFactory]
 
 
 def task_of_several(models: Models, optimizers: Any, schedulers: Any, loss: Any) -> Task:
-    """What `prepare` was given by name, as a task; ConfigError where names do not fit."""
+    """Build a task from the dicts passed to `prepare`; ConfigError if the names differ."""
     _check_names("model", models, None)
     are_made = {isinstance(model, nn.Module) for model in models.values()}
     if len(are_made) > 1:
-        raise TypeError("models are all made already, or all functions that make them")
+        raise TypeError("pass either models or functions that build them, not both")
     if are_made == {True}:
         task = Task(model=Prebuilt(_made(models)), loss=loss)
     else:
@@ -59,7 +59,7 @@ def task_of_several(models: Models, optimizers: Any, schedulers: Any, loss: Any)
     if optimizers is not None:
         _check_names("optimizer", optimizers, models)
         if not isinstance(task.model, Prebuilt):
-            raise TypeError("an optimizer needs the model it was made for, not a function")
+            raise TypeError("an optimizer needs the model it was built on, not a function")
         task = replace(task, optimizer=_GivenForEach(optimizers, task.model.model))
     if schedulers is not None:
         if not isinstance(schedulers, Mapping) or not set(schedulers) <= set(models):
@@ -77,33 +77,33 @@ def _made(models: Models) -> ModelsByName:
         check_model(model, 1)
         for parameter in model.parameters():
             if owners.setdefault(id(parameter), name) != name:
-                rule = f"has weights of {owners[id(parameter)]} in it, and each has one owner"
-                raise ConfigError([Problem("model", rule, "give each weight to one", name)])
+                rule = f"shares weights with {owners[id(parameter)]}, but each needs one owner"
+                raise ConfigError([Problem("model", rule, "give each weight to one model", name)])
     return found
 
 
 def _check_names(what: str, given: Any, models: Models | None) -> None:
-    """The same names as the models', and at least one."""
+    """ConfigError unless the names are the models', and there is at least one."""
     if not isinstance(given, Mapping):
-        rule, remedy = "is no dict, as the models are", f"use {{{', '.join(models or ())}}}"
+        rule, remedy = "is not a dict, as the models are", f"use {{{', '.join(models or ())}}}"
         raise ConfigError([Problem(what, rule, remedy, type(given).__name__)])
     if not given:
         raise ConfigError([Problem(what, "is an empty dict", "name one", has_value=False)])
     if models is None or set(given) == set(models):
         return
-    rule = f"is named for {', '.join(map(str, given))}, and the models are {', '.join(models)}"
+    rule = f"has the names {', '.join(map(str, given))}, but the models are {', '.join(models)}"
     raise ConfigError([Problem(what, rule, "use the models' names", has_value=False)])
 
 
 class _GivenForEach:
-    """Optimizers that the user has made, pointed at the weights each model has now."""
+    """Optimizers that the user built, updated to each distributed model's parameters."""
 
     def __init__(
         self, optimizers: Mapping[str, torch.optim.Optimizer], models: ModelsByName | nn.Module
     ) -> None:
         for name, optimizer in optimizers.items():
             if not isinstance(optimizer, torch.optim.Optimizer):
-                rule, remedy = "is no torch optimizer", "give one for each model"
+                rule, remedy = "is not a torch optimizer", "give one for each model"
                 raise ConfigError(
                     [Problem(f"optimizer[{name!r}]", rule, remedy, type(optimizer).__name__)]
                 )
@@ -117,19 +117,19 @@ class _GivenForEach:
 
 
 class SeveralLoop(KeptLoop):
-    """`KeptLoop`, whose models go through a step's micro-batches one after the other."""
+    """`KeptLoop` for several models, each of which iterates over a step's micro-batches."""
 
     def __init__(self, assembly: Assembly, stateful: Mapping[str, Stateful]) -> None:
         super().__init__(assembly, stateful)
         if not isinstance(assembly.engine, SeveralEngines):
-            raise TypeError("several models have an engine each")
+            raise TypeError("several models need an engine each")
         self._engines = assembly.engine
         self._number = 0
-        """Of the step under way, counted from 0."""
+        """Current step, counted from 0."""
         self._seen: list[str] = []
-        """Whose backward was called for the micro-batch at hand."""
+        """Models whose backward was called for the current micro-batch."""
         self._ready: set[str] = set()
-        """Whose gradients wait for step()."""
+        """Models whose gradients are complete and need step()."""
         self._is_saved = False
 
     def _models(self) -> Iterable[nn.Module]:
@@ -143,12 +143,12 @@ class SeveralLoop(KeptLoop):
         if self._ready:
             name = sorted(self._ready)[0]
             raise RuntimeError(
-                f'backward(loss, "{name}") was called, and step("{name}") was not: gradients are '
+                f'backward(loss, "{name}") was called, but step("{name}") was not: gradients are '
                 "not kept from one step to the next"
             )
 
     def take(self, micro: MicroBatch, batch: Any, *, is_last: bool, turn: int) -> Iterator[Any]:
-        """One micro-batch of a pass."""
+        """Yield one micro-batch of a pass."""
         self._micro, self._seen = micro, []
         engine = self._engines
         with engine.micro_batch(micro, is_last=is_last, stage=turn), engine.autocast:
@@ -156,30 +156,30 @@ class SeveralLoop(KeptLoop):
         self._micro = None
         if not self._seen:
             raise RuntimeError(
-                "loop.backward(loss, name) was not called for this micro-batch; it stands in the "
-                "place of loss.backward()"
+                "loop.backward(loss, name) was not called for this micro-batch; call it instead of "
+                "loss.backward()"
             )
 
     @property
     def seen(self) -> set[str]:
-        """Whose backward was called for the micro-batch at hand."""
+        """Models whose backward was called for the current micro-batch."""
         return set(self._seen)
 
     def end_pass(self, names: set[str]) -> None:
-        """All micro-batches were gone through: these models can step."""
+        """Mark the models that can step, after all micro-batches were used."""
         self._ready |= names
 
     def backward(self, loss: Loss | LossAndParts, name: str | None = None) -> None:
         """Add the micro-batch's gradients to those of the model called `name`."""
         name = self._known("backward", name)
         if self._micro is None:
-            raise RuntimeError("backward() belongs inside `for batch in step`")
+            raise RuntimeError("call backward() inside `for batch in step`")
         if name in self._seen:
             raise RuntimeError(
-                f'backward(loss, "{name}") was called twice for one micro-batch: add the losses up'
+                f'backward(loss, "{name}") was called twice for one micro-batch: sum the losses'
             )
         if name in self._ready:
-            raise RuntimeError(f'step("{name}") belongs before the next backward(loss, "{name}")')
+            raise RuntimeError(f'call step("{name}") before the next backward(loss, "{name}")')
         self._refuse_after_save()
         check_loss(loss)
         if self._looks_at_losses:
@@ -189,11 +189,11 @@ class SeveralLoop(KeptLoop):
         self._seen.append(name)
 
     def step(self, name: str | None = None) -> None:
-        """Clip, set the learning rate and move the weights of the model called `name`."""
+        """Clip, set the learning rate and update the weights of the model called `name`."""
         name = self._known("step", name)
         if self._loop is None or self._micro is not None or name not in self._ready:
             raise RuntimeError(
-                f'step("{name}") belongs after a whole `for batch in step` with '
+                f'call step("{name}") after a complete `for batch in step` with '
                 f'backward(loss, "{name}") in it'
             )
         self._refuse_after_save()
@@ -205,25 +205,25 @@ class SeveralLoop(KeptLoop):
         self._is_after_step = not self._ready
 
     def save(self) -> None:
-        """Keep the step, whatever checkpoint.every_steps says: after its last step(). All ranks."""
+        """Save a checkpoint of the step. Call on every rank, after its last `step()`."""
         super().save()
         self._is_saved = True
 
     def _refuse_after_save(self) -> None:
         if self._is_saved:
-            raise RuntimeError("save() belongs after the last step() of a turn of the loop")
+            raise RuntimeError("call save() after the last step() of an iteration of the loop")
 
     def _known(self, what: str, name: str | None) -> str:
         names = list(self._engines.by_name)
         if name is None or name not in names:
-            rule = "is none of the models" if name is not None else "there are several models"
+            rule = "is not one of the models" if name is not None else "there are several models"
             remedy = f"use {' or '.join(repr(each) for each in names)}"
             raise ConfigError([Problem(what, rule, remedy, repr(name))])
         return name
 
 
 class _Passes:
-    """A step's micro-batches, to be gone through again and again."""
+    """A step's micro-batches, which can be iterated over repeatedly."""
 
     def __init__(
         self, loop: SeveralLoop, micro_batches: Iterator[tuple[MicroBatch, Any, bool]]
@@ -236,7 +236,7 @@ class _Passes:
     def __iter__(self) -> Iterator[Any]:
         turn, self._num_begun = self._num_begun, self._num_begun + 1
         if turn and self._source is not None:
-            raise RuntimeError("a pass over the step's batches was left before its end")
+            raise RuntimeError("a pass over the step's batches was not completed")
         names: set[str] | None = None
         for micro, batch, is_last in self._source if self._source is not None else self._kept:
             if self._source is not None:
@@ -244,7 +244,7 @@ class _Passes:
             yield from self._loop.take(micro, batch, is_last=is_last, turn=turn)
             if names is not None and self._loop.seen != names:
                 raise RuntimeError(
-                    "backward() was called for other models than in the step's first micro-batch"
+                    "backward() was called for other models than in the pass's first micro-batch"
                 )
             names = self._loop.seen
         self._source = None

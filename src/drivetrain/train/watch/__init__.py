@@ -1,1 +1,1 @@
-"""What is measured, compared and said of each step while a run trains."""
+"""Measuring, checking and reporting steps while a run trains."""

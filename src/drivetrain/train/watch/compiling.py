@@ -1,7 +1,7 @@
-"""Compiling: torch may compile in the middle of any step, for minutes, and it is no stall.
+"""Report compilation: torch may compile during any step, for minutes, which is not a stall.
 
-Dynamo calls back when it begins and when it is done, the deferred compilation of a backward pass
-and the recording of CUDA graphs included: a step in which nothing is compiled costs nothing.
+Dynamo calls back when it begins and ends, also for the deferred compilation of a backward pass and
+the recording of CUDA graphs, so a step without compilation costs nothing.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from drivetrain.record.session import ProgressPage
 
 @contextmanager
 def announcing(page: ProgressPage, then: Callable[[], None]) -> Iterator[None]:
-    """Say it on the rank's page for as long as torch compiles, and call `then` when it is done."""
-    from torch._dynamo.callback import callback_handler  # loaded with the first optimizer
+    """Mark compilation on the rank's progress page, and call `then` at its end."""
+    from torch._dynamo.callback import callback_handler  # imported with the first optimizer
 
     def begin(_: object) -> None:
         page.compiling(now=True)
@@ -29,6 +29,6 @@ def announcing(page: ProgressPage, then: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(ValueError):  # torch._dynamo.reset() forgets all of them
+        with suppress(ValueError):  # torch._dynamo.reset() removes all callbacks
             callback_handler.remove_start_callback(begin)
             callback_handler.remove_end_callback(end)

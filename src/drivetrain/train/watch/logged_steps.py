@@ -1,8 +1,8 @@
-"""LoggedSteps: whether the steps that have just been logged are still training.
+"""LoggedSteps: check that the steps that were just logged still train.
 
-A loss that is no number ends the run. fp16 is the exception: its scaler skips a step whose
-gradients are not finite and tries a smaller scale, which is normal a few times at the beginning and
-now and then later. Many skips in a row are not: no smaller scale helps a loss that is nan.
+A NaN or infinite loss ends the run. fp16 is the exception: its scaler skips a step whose gradients
+are not finite and tries a smaller scale, which is normal a few times at the beginning and
+occasionally later. Many skips in a row are not: no smaller scale helps if the loss is NaN.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ from drivetrain.core.errors import ConfigError, NonFiniteLoss, Problem
 from drivetrain.train.history import History, StepMetrics
 
 _REMEDY = (
-    "use precision.dtype=bf16, look for the cause with fp32 (which stops at the first operation "
-    "that is not finite), or lower precision.scaler.init_scale"
+    "use precision.dtype=bf16, find the cause with fp32 (which stops at the first operation with a "
+    "result that is not finite), or lower precision.scaler.init_scale"
 )
 
 _MOST_UNCOUNTED = 20
 _UNCOUNTED_REMEDY = (
-    "look at the labels, the mask and the weights: is every label the ignore index (-100 for "
+    "check the labels, the mask and the weights: is every label the ignore index (-100 for "
     "cross_entropy), or every weight 0?"
 )
 
 
 @dataclass
 class LoggedSteps:
-    """`most_skipped` in a row end the run; None without a scaler."""
+    """Checks logged steps; `most_skipped` in a row end the run (None without a scaler)."""
 
     history: History
     say: Callable[[str], None]
     most_skipped: int | None
     _in_a_row: int = 0
     _uncounted: int = 0
-    """Steps in a row in which not one token counted."""
+    """Steps in a row that counted no tokens."""
 
     @classmethod
     def of(cls, config: RunConfig, history: History, say: Callable[[str], None]) -> LoggedSteps:
-        """As the config says."""
+        """Return the checks for a config."""
         has_scaler = config.precision.dtype == "fp16"
         return cls(history, say, config.precision.scaler.max_skipped_steps if has_scaler else None)
 
     def note(self, metrics: Sequence[StepMetrics]) -> None:
-        """The steps since the last call."""
+        """Check the steps since the last call."""
         num_skipped = sum(step.is_skipped for step in metrics)
         if num_skipped:
             self.say(
                 f"step {metrics[-1].step}: {num_skipped} of the last {len(metrics)} steps were "
-                "skipped, their fp16 gradients were not finite"
+                "skipped because their fp16 gradients were not finite"
             )
         for step in metrics:
             self._check(step)
@@ -61,8 +61,8 @@ class LoggedSteps:
             self._in_a_row = 0
             if not math.isfinite(step.loss):
                 raise NonFiniteLoss(
-                    f"train/loss = {step.loss} at step {step.step}: no longer a number; lower "
-                    "optimization.learning_rate, set optimization.max_grad_norm, or look at the "
+                    f"train/loss = {step.loss} at step {step.step}: the loss is not finite; lower "
+                    "optimization.learning_rate, set optimization.max_grad_norm, or check the "
                     "data"
                 )
             return
@@ -75,25 +75,25 @@ class LoggedSteps:
             )
 
     def _check_count(self, step: StepMetrics) -> None:
-        """Steps in which nothing is counted leave the weights as they are, with a loss of 0."""
+        """Check for steps that count nothing: they do not train, and have a loss of 0."""
         if step.num_tokens != 0:
             self._uncounted = 0
             return
         self._uncounted += 1
         if self._uncounted == 1:
             self.say(
-                f"warning: step {step.step} has not one counted token (every Total's count is 0), "
-                f"so it trains nothing; {_MOST_UNCOUNTED} such steps in a row end the run"
+                f"warning: step {step.step} counted no tokens (every Total's count is 0), so it "
+                f"trained nothing; {_MOST_UNCOUNTED} such steps in a row end the run"
             )
         if self._uncounted >= _MOST_UNCOUNTED:
             raise self._nothing_counted(f"the last {self._uncounted} steps, up to {step.step},")
 
     def _nothing_counted(self, which: str) -> ConfigError:
-        rule = f"{which} had not one counted token, and trained nothing"
+        rule = f"{which} counted no tokens, and trained nothing"
         return ConfigError([Problem("loss", rule, _UNCOUNTED_REMEDY, "Total(…, 0)")])
 
     def end(self, num_steps: int) -> None:
-        """After the run's last step: how many were skipped in all; all of them are no training."""
+        """Report, after the last step, how many were skipped; an error if all were."""
         if num_steps and self._uncounted == num_steps:
             raise self._nothing_counted(f"all {num_steps} steps of the run")
         num_skipped = self.history.skipped_steps
@@ -101,9 +101,10 @@ class LoggedSteps:
             return
         if num_skipped == num_steps:
             raise NonFiniteLoss(
-                f"precision.dtype = fp16: none of the run's {num_steps} steps has moved the "
-                f"weights, their gradients were never finite; {_REMEDY}"
+                f"precision.dtype = fp16: none of the run's {num_steps} steps changed the weights, "
+                f"because their gradients were never finite; {_REMEDY}"
             )
         self.say(
-            f"{num_skipped} of {num_steps} steps were skipped, their fp16 gradients were not finite"
+            f"{num_skipped} of {num_steps} steps were skipped because their fp16 gradients were "
+            "not finite"
         )

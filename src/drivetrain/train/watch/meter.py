@@ -1,4 +1,4 @@
-"""Meter: each step's loss over all ranks, gathered off the step's path.
+"""Meter: each step's loss over all ranks, reduced outside the steps.
 
 A step only keeps references to its losses. Every `logging_steps` the open steps are summed over the
 ranks in one small all-reduce, so the cost per step does not grow with what is measured.
@@ -21,12 +21,12 @@ from drivetrain.train.task import Loss, Total
 
 
 class _Part(NamedTuple):
-    """One micro-batch's: its sum is `value * weight`."""
+    """A part of one micro-batch's loss: its sum is `value * weight`."""
 
     value: torch.Tensor
     weight: float
     of: torch.Tensor | float
-    """What the sum is divided by, with the others': samples, or what a Total counts."""
+    """Contribution to the divisor of the sum: samples, or what a Total counts."""
 
 
 @dataclass(slots=True)
@@ -35,22 +35,22 @@ class _Step:
 
     losses: list[torch.Tensor] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
-    """What each loss is multiplied by to become a sum: samples for a mean, 1 for a Total."""
+    """Factor that turns each loss into a sum: samples for a mean, 1 for a Total."""
     counts: list[torch.Tensor | int] = field(default_factory=list)
-    """Given by Totals only."""
+    """Counts of Totals; empty for means."""
     batch_samples: int = 0
     number: int = 0
     learning_rate: float = 0.0
     grad_norm: torch.Tensor | None = None
     global_count: torch.Tensor | None = None
     found_inf: torch.Tensor | None = None
-    """Not 0 when fp16's scaler has skipped it; None without one."""
+    """Not 0 if the fp16 scaler skipped the step; None without a scaler."""
     parts: dict[str, list[_Part]] = field(default_factory=dict)
-    """Of the loss, by name: what the task returns beside it."""
+    """Parts of the loss, by name, that the task returns with it."""
 
 
 class Meter:
-    """Collects losses, and turns them into StepMetrics when asked."""
+    """Collects losses and returns them as StepMetrics."""
 
     def __init__(self, world: World, *, counts: bool = True) -> None:
         self._world = world
@@ -59,11 +59,11 @@ class Meter:
         self._closed: list[_Step] = []
         self._counts_tokens: bool | None = None
         self._part_names: tuple[str, ...] | None = None
-        """None before the ranks have agreed on them, at the first log."""
+        """None until the ranks have agreed on them, at the first log."""
 
     @property
     def grad_norm(self) -> torch.Tensor | None:
-        """The gradient norm of the step under way."""
+        """Gradient norm of the current step."""
         return self._open.grad_norm
 
     @grad_norm.setter
@@ -71,16 +71,16 @@ class Meter:
         self._open.grad_norm = norm
 
     def note_scaler(self, found_inf: torch.Tensor) -> None:
-        """What fp16's scaler has found in the gradients of the step under way."""
+        """Note whether the fp16 scaler found infinite gradients in the current step."""
         self._open.found_inf = found_inf
 
     @property
     def num_losses(self) -> int:
-        """Of the step under way, so far."""
+        """Number of losses of the current step so far."""
         return len(self._open.losses)
 
     def add(self, loss: Loss, micro: MicroBatch) -> None:
-        """One micro-batch's loss."""
+        """Add a micro-batch's loss."""
         here = self._open
         counted_before = bool(here.counts) if here.losses else self._counts_tokens
         if counted_before is not None and counted_before != isinstance(loss, Total):
@@ -96,25 +96,25 @@ class Meter:
             here.weights.append(float(micro.num_samples))
 
     def add_parts(self, parts: Mapping[str, Loss | float], micro: MicroBatch) -> None:
-        """What the task returns beside the loss of a micro-batch: means, or Totals."""
+        """Add the parts that the task returns with a micro-batch's loss: means or Totals."""
         here = self._open.parts
         for name, part in parts.items():
             value = part.sum if isinstance(part, Total) else part
             weight = 1.0 if isinstance(part, Total) else float(micro.num_samples)
             count = part.count if isinstance(part, Total) else weight
-            # of one kind, on one device, whatever the task gives: all are read in one go
+            # one dtype on one device, whatever the task returns, so that all are read at once
             number = torch.as_tensor(value, dtype=torch.float32, device=self._world.device)
             here.setdefault(name, []).append(_Part(number.detach(), weight, count))
 
     def note_batch(self, micro: MicroBatch) -> None:
-        """A step in which this rank has no samples still has a size."""
+        """Note the batch size, also in a step in which this rank has no samples."""
         self._open.batch_samples = micro.batch_samples
 
     def count_correction(self) -> torch.Tensor | None:
-        """Samples / count over all ranks; None when the count is the samples, and nothing is sent.
+        """Return samples / count over all ranks; None, without communication, if samples count.
 
-        Whether the task counts for itself is seen at its first loss. A rank without samples in the
-        very first step would not know, so there the ranks ask each other.
+        The first loss shows whether the task returns Totals. A rank without samples in the first
+        step cannot know, so the ranks exchange it in that step.
         """
         here = self._open
         if self._counts_tokens is None:
@@ -128,12 +128,12 @@ class Meter:
         if not self._counts:
             count.zero_()
         here.global_count = self._world.sum(count)
-        # nothing counted anywhere: gradients are zero, and stay so
+        # nothing was counted: the gradients are zero and stay zero
         count = torch.where(here.global_count == 0, 1.0, here.global_count)
         return (here.batch_samples / count).float().squeeze()
 
     def end_step(self, number: int, learning_rate: float) -> None:
-        """Close the step under way; `number` counts from 1."""
+        """Close the current step; `number` counts from 1."""
         here = self._open
         here.number = number
         here.learning_rate = learning_rate
@@ -141,7 +141,7 @@ class Meter:
         self._open = _Step()
 
     def collect(self) -> list[StepMetrics]:
-        """Every closed step since the last call, over all ranks. A collective call."""
+        """Return the steps closed since the last call, over all ranks. A collective call."""
         steps, self._closed = self._closed, []
         if not steps:
             return []
@@ -164,7 +164,7 @@ class Meter:
         ]
 
     def _sum_parts(self, steps: Sequence[_Step]) -> list[dict[str, float]]:
-        """Each step's parts of the loss, over all ranks."""
+        """Return each step's parts of the loss, over all ranks."""
         names = self._agreed_names(tuple(dict.fromkeys(n for step in steps for n in step.parts)))
         if not names:
             return [{} for _ in steps]
@@ -178,21 +178,21 @@ class Meter:
         return [{name: next(totals) / (next(totals) or 1.0) for name in names} for _ in steps]
 
     def _agreed_names(self, own: tuple[str, ...]) -> tuple[str, ...]:
-        """A rank that had no samples has seen no names: at the first log the others tell it."""
+        """Return the names of the parts; at the first log a rank without samples gets them."""
         if self._part_names is None:
             speaker = self._world.first_with(bool(own))
             text = "[]" if speaker is None else self._world.agree(json.dumps(own), speaker)
             self._part_names = tuple(json.loads(text))
         new = [name for name in own if name not in self._part_names]
         if new:
-            rule = "appears among the parts of the loss only later, or only on some ranks"
+            rule = "appears in the parts of the loss only later, or only on some ranks"
             remedy = "return the same names for every batch"
             raise ConfigError([Problem("loss", rule, remedy, new[0])])
         return self._part_names
 
 
 def _to_floats(tensors: list[torch.Tensor]) -> list[float]:
-    """All of them in one go: on a GPU that is one wait instead of many."""
+    """Read all tensors at once: on a GPU that is one synchronization instead of many."""
     if not tensors:
         return []
     floats: list[float] = torch.stack(tensors).reshape(len(tensors)).tolist()

@@ -1,10 +1,10 @@
-"""NonFiniteWatch: a loss that is no longer a number is stopped before it reaches the weights.
+"""NonFiniteWatch: stop a run at a NaN or infinite loss, before it reaches the weights.
 
-On a good step it looks at one number that is on the host already. On a bad one, where the rank has
-the whole model, the micro-batch is run once more with every operation watched, and the first that
-made something not finite out of finite inputs is written down: operation, module, line, rank, step
-and samples. Where the loss lives on a device, looking at it would make every step wait for it:
-there the log finds it, some steps later.
+A finite loss costs one look at a number that is already on the host. For any other, if the rank has
+the whole model, the micro-batch is run again with every operation watched, and the first operation
+with finite inputs and an output that is not finite is recorded: operation, module, line, rank, step
+and samples. If the loss is on a device, reading it would synchronize every step; then it is found
+when it is logged, some steps later.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from drivetrain.train.refusals import check_loss
 from drivetrain.train.task import Loss, LossAndParts, Task, Total, split
 
 _FILLS = ("empty", "fill", "full", "where", "new_", "zeros", "ones")
-"""Operations that put in what they are told to (a mask of -inf), or nothing in particular."""
+"""Operations that write given values (a mask of -inf), or leave memory uninitialized."""
 _FRAMES = 40
 
 
 def has_whole_loss_on_host(assembly: Assembly) -> bool:
-    """Whether looking at each loss costs nothing.
+    """True if checking each loss costs nothing.
 
-    fp16's scaler expects infinities now and then; a pipeline's stage and a tensor-parallel rank
-    have no whole loss.
+    The fp16 scaler expects occasional infinities; a pipeline stage and a tensor-parallel rank do
+    not have the whole loss.
     """
     parallel = assembly.config.parallel
     is_whole = parallel.pp == 1 and parallel.tp == 1
@@ -50,25 +50,25 @@ def has_whole_loss_on_host(assembly: Assembly) -> bool:
 
 @dataclass
 class NonFiniteWatch:
-    """Stands between the loop and the user's loss function."""
+    """Wraps the user's loss function to check each loss."""
 
     rank: int
     folder: Path
-    """Where reports go: attempts/<n>/non_finite."""
+    """Directory of the reports: attempts/<n>/non_finite."""
     step: Callable[[], int]
-    """Finished steps so far."""
+    """Returns the number of completed steps."""
     sample_ids: Callable[[int], list[int]]
-    """Of this rank, in a step; empty for a stream."""
+    """Returns this rank's samples in a step; empty for a stream."""
     micro_batch_size: int
     inner: nn.Module
     """The user's own module."""
     num_losses: Callable[[], int]
-    """Of this step's micro-batches, those with samples, that have been through."""
+    """Returns how many micro-batches with samples were computed in this step."""
     is_whole: bool
-    """Whether calling it sends nothing: then a micro-batch can be run again on this rank alone."""
+    """Whether the model computes without communication, so that this rank can rerun it alone."""
 
     def over(self, task: Task) -> Task:
-        """The same task, with an eye on its loss."""
+        """Return the task with its loss checked."""
 
         def loss(model: nn.Module, batch: Any) -> Loss | LossAndParts:
             found = task.loss(model, batch)
@@ -98,9 +98,9 @@ class NonFiniteWatch:
         report["sample_ids"] = chosen
         write_whole(self.folder / f"{self.rank:05d}.json", json.dumps(report, indent=2) + "\n")
         return NonFiniteLoss(
-            f"train/loss = {value} at step {self.step() + 1} on rank {self.rank}: no longer a "
-            f"number, first in {report['what']} (samples {chosen[:8]}{'…' * (len(chosen) > 8)}); "
-            "look at those samples, lower optimization.learning_rate or set "
+            f"train/loss = {value} at step {self.step() + 1} on rank {self.rank}: the loss is not "
+            f"finite, first in {report['what']} (samples {chosen[:8]}{'…' * (len(chosen) > 8)}); "
+            "check those samples, lower optimization.learning_rate or set "
             "optimization.max_grad_norm"
         )
 
@@ -108,7 +108,7 @@ class NonFiniteWatch:
 def _describe(
     inner: nn.Module, operation: _Operation | None, batch: Any, value: float
 ) -> dict[str, Any]:
-    """Where it came in: with the batch, with a parameter, or out of an operation."""
+    """Describe where the value came from: the batch, a parameter or an operation."""
     rows: list[int] = []
     found_in, name, tensor, frames = "loss", "loss", torch.tensor(value), []
     bad_parameter = next(((n, p) for n, p in inner.named_parameters() if _is_bad(p)), None)
@@ -160,7 +160,7 @@ def _rerun(inner: nn.Module, task: Task, batch: Any, *, nan: bool) -> _Operation
 
 
 class _FirstBad(TorchDispatchMode):
-    """Watches every operation for the first whose output is not finite though its inputs are."""
+    """Finds the first operation whose output is not finite although its inputs are."""
 
     def __init__(self, current: list[str], *, nan: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -186,7 +186,7 @@ class _FirstBad(TorchDispatchMode):
 
 @contextmanager
 def _names(model: nn.Module) -> Iterator[list[str]]:
-    """The names of the modules that are being called, outermost first."""
+    """Context that tracks the names of the modules being called, outermost first."""
     current: list[str] = []
     handles = []
     for name, module in model.named_modules():
@@ -203,7 +203,7 @@ def _names(model: nn.Module) -> Iterator[list[str]]:
 
 
 def _frames() -> list[tuple[str, int, str]]:
-    """The calls that led here, innermost first."""
+    """Return the call stack, innermost first."""
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - formats nothing
     frames: list[tuple[str, int, str]] = []
     while frame is not None and len(frames) < _FRAMES:

@@ -1,6 +1,6 @@
-"""Holds a run against its plan: plan.json goes into its directory; a run that strays says so.
+"""Compare a run with its plan: store plan.json in its directory and report deviations.
 
-`drivetrain train --plan` names the plan's file in the environment.
+`drivetrain train --plan` passes the plan's file in the environment.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
 CHECKED_AT = 20
 WARM_UP = 5
-# a plan for a probed machine was within 10% in the median; less than twice that is not worth a word
+# a plan for a probed machine was within 10% in the median; below twice that nothing is reported
 STRAYS = 0.25
 
 
 class PlanWatch(Hook):
-    """Times the first steps; on the main rank it compares and speaks."""
+    """Compares the time of the first steps with the plan, on the main rank."""
 
     def __init__(self) -> None:
         self._plan: dict[str, Any] = json.loads(Path(os.environ[PLAN_VARIABLE]).read_text())
         self._is_checked = False
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """The plan belongs to the run from now on."""
+        """Store the plan in the run's directory."""
         if trainer.is_main and trainer.run_dir is not None:
             write_whole(trainer.run_dir / "plan.json", json.dumps(self._plan, indent=2) + "\n")
 
     def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
-        """The comparison is made once, when the times of 20 steps are known."""
+        """Compare once, when the times of 20 steps are known."""
         if self._is_checked or not trainer.is_main or trainer.run_dir is None:
             return
         times = _times(trainer)
@@ -51,7 +51,7 @@ class PlanWatch(Hook):
 
 
 def compare(plan: dict[str, Any], step_s: float, peak_bytes: float | None) -> dict[str, Any]:
-    """What was measured beside what was predicted, and a sentence about it."""
+    """Return measured and predicted values, and a sentence about them."""
     predicted = plan["plans"][0]
     expected = float(predicted["step_s"]["total"])
     off = step_s / expected - 1.0
@@ -62,7 +62,7 @@ def compare(plan: dict[str, Any], step_s: float, peak_bytes: float | None) -> di
         says += f"; memory {readable_bytes(peak_bytes)}, {readable_bytes(most)} was predicted"
         strays = strays or peak_bytes > 1.03 * most
     if strays:
-        says += "; the run strays from its plan: measure the machine anew (drivetrain probe)"
+        says += "; the run deviates from its plan: measure the machine again (drivetrain probe)"
     return {
         "step_s": step_s,
         "predicted_step_s": expected,
@@ -73,7 +73,7 @@ def compare(plan: dict[str, Any], step_s: float, peak_bytes: float | None) -> di
 
 
 def _times(trainer: Trainer) -> list[float]:
-    """Seconds of the first steps: forward, backward and optimizer, data and waiting included."""
+    """Return seconds of the first steps, including data loading and waiting."""
     assert trainer.assembly is not None  # noqa: S101 - it trains
     return trainer.assembly.engine.timer.first_s
 

@@ -1,6 +1,6 @@
-"""Profiling: torch's profiler around chosen steps of chosen ranks, brought in by the environment.
+"""Profiling: torch's profiler for chosen steps of chosen ranks, enabled by the environment.
 
-`drivetrain profile` asks for it (ProfileRequest).
+`drivetrain profile` requests it (ProfileRequest).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PY_SPY_PATIENCE_S = 20.0
 
 
 class Profiling(Hook):
-    """Records from the first chosen step to the last, on the ranks that were chosen."""
+    """Records from the first chosen step to the last, on the chosen ranks."""
 
     def __init__(self) -> None:
         self._request = ProfileRequest.from_environment()
@@ -35,11 +35,11 @@ class Profiling(Hook):
         self._rank = 0
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Is it this rank?"""
+        """Remember this rank's number."""
         self._rank = 0 if trainer.assembly is None else trainer.assembly.world.rank
 
     def on_train_batch_start(self, trainer: Trainer, step: int) -> None:  # noqa: ARG002
-        """Is it one of those that were asked for?"""
+        """Begin recording if this step was chosen."""
         if not self._request.wants(self._rank, step):
             return
         if self._profiler is None:
@@ -48,7 +48,7 @@ class Profiling(Hook):
         self._step.__enter__()
 
     def on_train_batch_end(self, trainer: Trainer, step: int) -> None:  # noqa: ARG002
-        """Closes the step, and with the last one the trace."""
+        """Close the step and, after the last chosen one, the trace."""
         if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None
@@ -56,7 +56,7 @@ class Profiling(Hook):
             self._end()
 
     def on_fit_end(self, trainer: Trainer) -> None:  # noqa: ARG002
-        """The run was shorter than what was asked for."""
+        """Close the trace if the run ended before the last chosen step."""
         self._end()
 
     def _begin(self) -> None:
@@ -73,7 +73,7 @@ class Profiling(Hook):
             self._profiler.export_chrome_trace(str(path))
             self._profiler = None
         if self._sampler is not None:
-            self._sampler.send_signal(signal.SIGINT)  # it writes its picture then
+            self._sampler.send_signal(signal.SIGINT)  # it then writes its flame graph
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._sampler.wait(_PY_SPY_PATIENCE_S)
             self._sampler = None

@@ -1,9 +1,9 @@
-"""Replay: every so many steps a micro-batch is computed twice, and compared to the last bit.
+"""Replay: every so many steps, compute a micro-batch twice and compare the results bit for bit.
 
-A processor that miscalculates now and then says nothing. What a rank's backward gives for each
-weight, before it travels, is added up bit by bit, in a rehearsal that leaves nothing behind and in
-the real pass; where the sums differ, a third pass tells a single wrong result from a model whose
-results differ each time. Ranks exchange one number per check.
+A processor that miscalculates occasionally raises no error. The bits of each weight's gradient on a
+rank, before it is reduced, are summed in a rehearsal without side effects and in the real pass. If
+the sums differ, a third pass distinguishes a single wrong result from a model whose results differ
+each time. Ranks exchange one number per check.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from drivetrain.parallel.world import World
 from drivetrain.train.watch.sentinel import bit_sum
 
 Sums = dict[str, torch.Tensor]
-"""Of a pass's gradients, by the parameter's name."""
+"""Bit sums of a pass's gradients, by the parameter's name."""
 Pass = Callable[[bool], None]
-"""Forward and backward of one micro-batch; told whether it is the real one."""
+"""Runs forward and backward of one micro-batch; the argument is True for the real pass."""
 
 KEY = "sentinel.replay_every_steps"
 
 
 class Outcome(IntEnum):
-    """What a rank's passes have shown."""
+    """Result of comparing a rank's passes."""
 
     SAME = 0
     ONE_DIFFERS = 1
@@ -38,7 +38,7 @@ class Outcome(IntEnum):
 
 
 class Replay:
-    """Of one model, under a `Trainer`."""
+    """Replays micro-batches of one model under a `Trainer`."""
 
     def __init__(
         self, spread: ParallelModel, world: World, every_steps: int, say: Callable[[str], None]
@@ -56,21 +56,23 @@ class Replay:
     def of(
         cls, config: RunConfig, spread: ParallelModel, world: World, say: Callable[[str], None]
     ) -> Replay | None:
-        """None where none was asked for."""
+        """Return None if the config does not ask for replays."""
         every = config.sentinel.replay_every_steps
         if every is None:
             return None
         if not spread.can_replay:
             kind = config.parallel.strategy
-            rule = f"{kind} as it is configured here takes every backward for one that counts"
-            raise ConfigError([Problem(KEY, rule, "leave it out, or use another strategy", every)])
+            rule = f"{kind} as configured here counts every backward pass as a real one"
+            raise ConfigError(
+                [Problem(KEY, rule, "leave it out, or use a different strategy", every)]
+            )
         return cls(spread, world, every, say)
 
     def is_due(self, step: int) -> bool:
-        """Whether this step, counted from 1, is checked; the second one of an attempt always is.
+        """True if this step, counted from 1, is checked; the second step of an attempt always is.
 
-        That one tells whether the model gives the same bits twice at all. (In the first FSDP has
-        not gathered its weights yet.)
+        It shows whether the model gives the same bits twice at all. (In the first step FSDP has not
+        gathered its weights yet.)
         """
         if self._first_step is None:
             self._first_step = step
@@ -78,11 +80,11 @@ class Replay:
         return not self._is_over and (is_second or step % self._every_steps == 0)
 
     def compute(self, once: Pass) -> None:
-        """A rehearsal, then the real pass."""
+        """Run a rehearsal, then the real pass."""
         buffers = {name: buffer.clone() for name, buffer in self._spread.inner.named_buffers()}
 
         def rehearse() -> None:
-            """Of what was there before, nothing is changed by it."""
+            """Run a pass that leaves gradients and buffers unchanged."""
             parameters = [p for p in self._spread.inner.parameters() if p.requires_grad]
             gradients = [parameter.grad for parameter in parameters]
             now = {name: buffer.clone() for name, buffer in self._spread.inner.named_buffers()}
@@ -104,7 +106,7 @@ class Replay:
         return sums
 
     def settle(self, step: int) -> None:
-        """After the last micro-batch of a step that is due. A collective call.
+        """Compare the passes, after the last micro-batch of a checked step. A collective call.
 
         A rank without samples in this step has nothing to compare.
         """
@@ -125,9 +127,9 @@ class Replay:
         if is_the_models_way(outcomes, is_first=step == self._first_step + 1):
             self._is_over = True
             self._say(
-                f"replay: at step {step} the same samples gave other bits the second time on "
-                f"{_listed([r for r, o in enumerate(outcomes) if o])}: this model's kernels do "
-                f"not repeat themselves, so {KEY} can tell nothing and is off; "
+                f"replay: at step {step} the same samples gave different bits the second time on "
+                f"{_listed([r for r, o in enumerate(outcomes) if o])}: this model's kernels are "
+                f"not deterministic, so {KEY} is of no use and is switched off; "
                 "torch.use_deterministic_algorithms(True) or reproducibility=bitwise may help"
             )
             return
@@ -135,9 +137,9 @@ class Replay:
         named = f" (first in the gradient of {name})" if name else ""
         raise SilentCorruption(
             f"replay: at step {step} {_listed(odd)} did not compute the same bits twice from the "
-            f"same samples and weights{named}; the weights were not moved by it. Take the device "
-            f"or the host of {_listed(odd)} out if it happens again; steps since the last check, "
-            f"{self._last_check(step)}, were not looked at"
+            f"same samples and weights{named}; the weights were not updated by it. If it happens "
+            f"again, remove the device or the host of {_listed(odd)}; steps since the last check, "
+            f"{self._last_check(step)}, were not checked"
         )
 
     def _last_check(self, step: int) -> str:
@@ -160,9 +162,9 @@ class Replay:
 
 
 def is_the_models_way(outcomes: Sequence[Outcome], *, is_first: bool) -> bool:
-    """Whether results differ because the model's own operations do not repeat themselves. Pure.
+    """True if results differ because the model's own operations are not deterministic. Pure.
 
-    Two processors do not go wrong in the same step; and one that was wrong once is right again.
+    Two processors do not fail in the same step, and one that was wrong once is right the next time.
     """
     odd = [outcome for outcome in outcomes if outcome is not Outcome.SAME]
     if len(outcomes) == 1:
@@ -171,7 +173,7 @@ def is_the_models_way(outcomes: Sequence[Outcome], *, is_first: bool) -> bool:
 
 
 def _outcome(passes: Sequence[Sums]) -> tuple[Outcome, str]:
-    """Of a rehearsal, the real pass and another rehearsal; and where they first differ."""
+    """Compare a rehearsal, the real pass and another rehearsal; name where they first differ."""
     if not passes or not _differ(passes[0], passes[1]):
         return Outcome.SAME, ""
     first, real, again = passes
@@ -190,7 +192,7 @@ def _differ(one: Sums, other: Sums) -> bool:
 
 @contextmanager
 def _watching(leaves: Mapping[str, torch.Tensor], sums: Sums) -> Iterator[None]:
-    """Add up the bits of what backward brings to each."""
+    """Context that sums the bits of the gradients that backward computes for `leaves`."""
 
     def note(name: str) -> Callable[[torch.Tensor], None]:
         def hook(gradient: torch.Tensor) -> None:

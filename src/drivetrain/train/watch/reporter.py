@@ -1,4 +1,4 @@
-"""Reporter: what is shown, recorded and remembered of each step and each evaluation."""
+"""Reporter: shows, records and remembers the results of steps and evaluations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from drivetrain.train.watch.utilization import tokens_per_s_at_peak, unknown_pea
 
 
 class Reporter:
-    """Speaks on rank 0, remembers on every rank."""
+    """Prints on rank 0, keeps the history on every rank."""
 
     def __init__(self, assembly: Assembly, recorder: Recorder, history: History) -> None:
         self._assembly = assembly
@@ -32,7 +32,7 @@ class Reporter:
         self._began_s = self._last_s = time.perf_counter()
 
     def begin(self, run_dir: Path | None) -> None:
-        """Say what is about to happen."""
+        """Print the run's directory and the notes on it."""
         if run_dir is not None:
             inside = run_dir.is_relative_to(Path.cwd())
             self._progress.say(f"run: {run_dir.relative_to(Path.cwd()) if inside else run_dir}")
@@ -41,7 +41,7 @@ class Reporter:
         self._began_s = self._last_s = time.perf_counter()
 
     def steps(self, metrics: list[StepMetrics]) -> None:
-        """The steps since the last report: all are remembered, the last is shown and recorded."""
+        """Take the steps since the last report: keep all, show and record the last."""
         self._history.steps.extend(metrics)
         self._history.skipped_steps += sum(m.is_skipped for m in metrics)
         now_s = time.perf_counter()
@@ -83,11 +83,11 @@ class Reporter:
             values |= self._expert_load(last.step, load)
         if self._assembly.world.is_main:
             self._recorder.scalars(last.step, values)
-        else:  # the same numbers on every rank: once is enough
+        else:  # the numbers are the same on every rank: record them once
             self._recorder.show(values, last.step)
 
     def _expert_load(self, step: int, load: ExpertLoad) -> dict[str, float]:
-        """Each expert's tokens as an event of rank 0's; two numbers of them as scalars."""
+        """Record each expert's tokens as an event on rank 0; return two summary scalars."""
         layers = load.take()
         if not any(sum(layer.tokens) for layer in layers):
             return {}
@@ -101,7 +101,7 @@ class Reporter:
         }
 
     def evaluation(self, name: str, result: EvaluationResult, length: int | None) -> None:
-        """One pass over a set of validation data; `name` is empty where there is only one."""
+        """Report an evaluation on a set of validation data; `name` is empty for a single set."""
         lead = f"val/{name}/" if name else "val/"
         values = {f"{lead}{metric}": value for metric, value in result.metrics.items()}
         if self._assembly.world.is_main:
@@ -115,12 +115,12 @@ class Reporter:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Around what is not the steps' time: an evaluation.
+        """Context of work that is not part of the steps' time: an evaluation.
 
-        The steps before it may not be reported yet, so their interval goes on, less this time.
+        The steps before it may not be reported yet, so their interval continues without this time.
         """
         clock = self._assembly.engine.timer.clock
-        clock.wait_for(clock.now())  # a device that is still in those steps
+        clock.wait_for(clock.now())  # the device may still be computing those steps
         began_s = time.perf_counter()
         try:
             yield
@@ -128,7 +128,7 @@ class Reporter:
             self._last_s += time.perf_counter() - began_s
 
     def say(self, message: str) -> None:
-        """A line that stays, on rank 0."""
+        """Print a permanent line on rank 0."""
         self._progress.say(message)
 
     def say_once(self, message: str) -> None:
@@ -137,7 +137,7 @@ class Reporter:
             self._progress.say(message)
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Restore the terminal."""
         self._progress.close()
 
 

@@ -1,4 +1,4 @@
-"""Hooks that a command asks of the ranks through the environment: no script need be touched."""
+"""Hooks that a command requests through the environment, without changes to the script."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from drivetrain.record.requests import PROFILE_VARIABLE
 from drivetrain.train.hooks import Hook
 
 HOOKS_VARIABLE = "DRIVETRAIN_HOOKS"
-"""`module:Class`, with commas between."""
+"""Hooks as `module:Class`, separated by commas."""
 PLAN_VARIABLE = "DRIVETRAIN_PLAN"
-"""The file of the plan that a run is held against."""
+"""File of the plan that a run is compared with."""
 
 
 def requested_hooks() -> Iterator[Hook]:
-    """Imported when asked for: a run that nobody watches does not load torch's profiler."""
+    """Yield the requested hooks. Their imports, such as torch's profiler, are made on demand."""
     for name in filter(None, os.environ.get(HOOKS_VARIABLE, "").split(",")):
         module, _, attribute = name.partition(":")
         yield getattr(importlib.import_module(module), attribute)()

@@ -1,7 +1,7 @@
-"""StepTimer: marks the moments of a step, and writes the step down once their times are known.
+"""StepTimer: marks the moments of a step and records the step once their times are known.
 
-On the CPU that is at once. On an accelerator the host is steps ahead: what it has marked is read
-when the device has come there, in order, and never waited for before the run ends.
+On the CPU that is immediate. On an accelerator the host is steps ahead: its marks are read, in
+order, when the device has reached them, and never waited for before the run ends.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from drivetrain.record.recorder import Recorder
 from drivetrain.record.step_file import COMPILES, HOST_TIMED, StepTimes
 
 _FIRST_STEPS = 32
-"""Enough to hold a run against its plan."""
+"""Enough to compare a run with its plan."""
 _LAST_CHANCE_S = 0.5
-"""Enough for a step that is done; a device that is stuck in a collective is not waited for."""
+"""Enough for a completed step; a device stuck in a collective is not waited for."""
 
 
 @dataclass(slots=True)
 class _Step:
-    """What was marked of one step."""
+    """The marks of one step."""
 
     began: Moment
     data: list[Stretch]
     optimizing: Moment = None
     ended: Moment = None
     in_backward: Sequence[Stretch] = ()
-    """Waiting for other ranks."""
+    """Time waiting for other ranks."""
     in_optimizer: Sequence[Stretch] = ()
     held: Sequence[Stretch] = ()
-    """In the optimizer step: weights could not move before they were copied."""
+    """Time in the optimizer step in which the weights waited for a copy of them."""
     saving: Sequence[Stretch] = ()
     done: Moment = None
-    """Everything that belongs to the step, what came after it included."""
+    """End of the step, including the work after it (logging, evaluation)."""
     number: int = 0
     flags: int = 0
 
     def times(self, clock: Clock) -> StepTimes:
-        """Seconds that follow each other and add up to the whole step."""
+        """Return the seconds of each phase; they add up to the whole step."""
         seconds = clock.seconds
         data_s = _total(seconds, self.data)
         in_backward_s = _total(seconds, self.in_backward) if self.in_backward else 0.0
@@ -67,13 +67,13 @@ def _total(seconds: Callable[[Moment, Moment], float], stretches: Sequence[Stret
 
 
 class StepTimer:
-    """One rank's steps. Every loop marks the same moments in the same order."""
+    """Times one rank's steps. Every loop marks the same moments in the same order."""
 
     def __init__(self, clock: Clock, waiting: Waiting) -> None:
         self.clock = clock
         self.now = clock.now
         self.recorder: Recorder | None = None
-        """Where steps are written down; set when the run has one."""
+        """Records the steps; set once the run has a recorder."""
         self._waiting = waiting
         self._step = _Step(None, [])
         self._no_flags = 0 if clock.is_true else HOST_TIMED
@@ -83,25 +83,25 @@ class StepTimer:
         self._open: deque[_Step] = deque()
         self._seconds, self._num_steps = 0.0, 0
         self.first_s: list[float] = []
-        """How long the first steps took, without what came between them."""
+        """Seconds of the first steps, without the work between them."""
 
     def begin(self) -> None:
-        """A step begins."""
+        """Mark the beginning of a step."""
         self._waiting.take()  # what came before this step was not its waiting
         self._waiting.is_in_step = True
         self._step = _Step(self.now(), [])
 
     def waited_for_data(self, asked: Moment) -> None:
-        """A batch has come, that was asked for at that moment."""
+        """Mark the arrival of a batch that was requested at `asked`."""
         self._step.data.append((asked, self.now()))
 
     def optimizing(self) -> None:
-        """Backward is through."""
+        """Mark the end of backward."""
         self._step.optimizing = self.now()
         self._step.in_backward = self._waiting.take()
 
     def ended(self) -> None:
-        """The weights have moved."""
+        """Mark the end of the optimizer step."""
         step = self._step
         step.ended = self.now()
         step.in_optimizer = self._waiting.take()
@@ -110,12 +110,12 @@ class StepTimer:
             step.held, self._held = self._held, []
 
     def held(self, since: Moment) -> None:
-        """Since that moment the weights could not move, because they were being copied."""
+        """Note that the weights waited since that moment, because they were being copied."""
         self._held.append((since, self.now()))
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """The steps stand still for a save."""
+        """Context of a save that blocks the steps."""
         began = self.now()
         try:
             yield
@@ -123,11 +123,11 @@ class StepTimer:
             self._saving.append((began, self.now()))
 
     def compiled(self) -> None:
-        """Something was compiled in the step under way, or since the last one."""
+        """Note that torch compiled in the current step, or since the last one."""
         self._flags |= COMPILES
 
     def done(self, number: int) -> None:
-        """All that belongs to the step is done; it is the run's `number`-th, counted from 1."""
+        """Mark the end of the run's `number`-th step (from 1) and all work that belongs to it."""
         step = self._step
         step.done, step.number = self.now(), number
         step.flags, self._flags = self._flags, self._no_flags
@@ -137,7 +137,7 @@ class StepTimer:
         self.settle()
 
     def settle(self) -> None:
-        """Write down what is known by now."""
+        """Record the steps whose times are known."""
         while self._open and self.clock.is_reached(self._open[0].done):
             times = self._open.popleft().times(self.clock)
             self._seconds += sum(times[2:-1])
@@ -148,19 +148,19 @@ class StepTimer:
                 self.recorder.step(times)
 
     def caught_up(self) -> None:
-        """The host has just waited for the device: all is known, and both clocks show the same."""
+        """Record all steps and align the clocks, after the host has waited for the device."""
         self.settle()
         if not self._open:
             self.clock.set_by_host()
 
     def finish(self) -> None:
-        """The run is over: wait for the rest."""
+        """Wait for the remaining steps at the end of the run and record them."""
         if self._open:
             self.clock.wait_for(self._open[-1].done)
             self.settle()
 
     def end_early(self) -> None:
-        """The run ends, perhaps because of the device: write down what is soon known."""
+        """Record what is known soon: the run may be ending because of the device."""
         until_s = perf_counter() + _LAST_CHANCE_S
         with suppress(RuntimeError):  # of a device that has failed; the run's own error counts
             self.settle()
@@ -169,9 +169,9 @@ class StepTimer:
                 self.settle()
 
     def take_mean_s(self) -> float | None:
-        """Seconds a step since the last call; None while the device has not come to the end of one.
+        """Return seconds per step since the last call; None if the device has not completed one.
 
-        Before the first is done, the one under way counts.
+        Before the first step is complete, the time of the current one is used.
         """
         if not self._num_steps:
             began, now = self._step.began, self.now()

@@ -1,8 +1,8 @@
-"""How much of the devices' arithmetic a run could use: model FLOPs utilisation.
+"""Model FLOPs utilisation (MFU): the share of the devices' peak that a run uses.
 
-6 operations per weight and token (forward and backward of dense layers; attention over long
-sequences is more, and is left out), against what the devices can do in 16 bit. Only where tokens
-are counted and the device is known: not on a CPU. Not yet run on a GPU.
+It counts 6 operations per weight and token (forward and backward of dense layers; the additional
+operations of attention over long sequences are left out), relative to the devices' 16-bit peak. It
+needs counted tokens and a known device, so it is not available on a CPU. Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FLOPS_PER_WEIGHT_AND_TOKEN = 6
 
 
 def tokens_per_s_at_peak(assembly: Assembly) -> float | None:
-    """What all devices together would do at full use; None when that cannot be said."""
+    """Return the tokens per second of all devices at their peak; None if unknown."""
     world = assembly.world
     peak = peak_flops(world.accelerator.name)
     if peak is None or world.layout.pp > 1:  # a stage's rank does not have all the weights
@@ -26,12 +26,12 @@ def tokens_per_s_at_peak(assembly: Assembly) -> float | None:
 
 
 def num_weights(model: nn.Module) -> int:
-    """Of the whole model: a weight that ZeRO-3 has partitioned is empty, and keeps its size."""
+    """Return the whole model's weights; ZeRO-3 keeps the size of partitioned ones in ds_numel."""
     return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
 
 
 def unknown_peak(assembly: Assembly) -> str:
-    """Why utilisation is not recorded, to be said once; empty where nobody would expect it."""
+    """Return why utilisation is not recorded; empty if it is, or on a CPU."""
     accelerator = assembly.world.accelerator
     if accelerator.is_cpu or peak_flops(accelerator.name) is not None:
         return ""

@@ -1,1 +1,1 @@
-"""How a model's weights come to be: recorded and replayed part by part, or read from files."""
+"""Initial weights of a model: recorded and replayed part by part, or read from files."""

@@ -1,6 +1,6 @@
-"""A model with an adapter of peft's on it: what is the adapter's, and what the rest is called.
+"""A model with a peft adapter: which tensors are the adapter's, and the names of the others.
 
-peft wraps the model, and each layer that it adapts: `layers.0.q_proj.weight` becomes
+peft wraps the model and each layer that it adapts: `layers.0.q_proj.weight` becomes
 `base_model.model.layers.0.q_proj.base_layer.weight`, with the adapter's tensors beside it.
 """
 
@@ -20,31 +20,31 @@ _INSIDE = re.compile(r"\.(?:base_layer|original_module|modules_to_save\.[^.]+)(?
 
 
 def is_adapter(model: nn.Module) -> bool:
-    """Whether peft has put an adapter on it."""
+    """True if the model has a peft adapter."""
     return hasattr(model, "save_pretrained") and bool(_configs(model))
 
 
 def base_name(model: nn.Module, name: str) -> str:
-    """What a tensor is called in the model that the adapter was put on."""
+    """Return a tensor's name in the model without the adapter."""
     if not is_adapter(model):
         return name
     return _INSIDE.sub("", name.removeprefix(_PREFIX))
 
 
 def of_adapter(model: nn.Module) -> Wanted:
-    """What is trained, and what the library calls its own."""
+    """Return a filter for the trained tensors and those that peft treats as the adapter's."""
     trained = {own_name(name) for name, p in model.named_parameters() if p.requires_grad}
     marks = {"modules_to_save", _mark(model)}
     return lambda name: name in trained or any(mark in name for mark in marks)
 
 
 def is_new(model: nn.Module, name: str) -> bool:
-    """Whether only the adapter has it: files of the model without one cannot."""
+    """True for a tensor of the adapter itself, which files of the base model do not have."""
     return is_adapter(model) and _mark(model) in name
 
 
 def _configs(model: nn.Module) -> dict[str, Any]:
-    """Of its adapters, by name."""
+    """Return the configs of the model's adapters, by name."""
     return dict(getattr(model, "peft_config", None) or {})
 
 
@@ -53,7 +53,7 @@ def _mark(model: nn.Module) -> str:
 
 
 def why_not_merged(model: nn.Module) -> str:
-    """Why its adapter cannot be put into the weights here; empty where it can."""
+    """Return why the adapter cannot be merged into the weights; empty if it can."""
     kinds = _configs(model)
     if len(kinds) != 1:
         return f"there are {len(kinds)} adapters, not one"
@@ -67,7 +67,7 @@ def why_not_merged(model: nn.Module) -> str:
 
 
 class Merger:
-    """Puts a LoRA adapter into the weights: W + scaling × B A, tensor by tensor as they come."""
+    """Merges a LoRA adapter into the weights (W + scaling × B A), tensor by tensor."""
 
     def __init__(self, model: nn.Module, put: Callable[[str, torch.Tensor], None]) -> None:
         self._model = model
@@ -77,18 +77,18 @@ class Merger:
         self._held: dict[str, dict[str, torch.Tensor]] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """The next one; it may change after this."""
+        """Add the next tensor; it is copied, so it may change afterwards."""
         layer, part = self._place(name)
         if layer:
             held = self._held.setdefault(layer, {})
             held[part] = tensor.detach().to("cpu", copy=True)
             if len(held) == 3:
                 self._put(base_name(self._model, f"{layer}.weight"), self._merged(layer))
-        elif ".original_module." not in name:  # what is trained in its place is written
+        elif ".original_module." not in name:  # its trained replacement is written instead
             self._put(base_name(self._model, name), tensor)
 
     def _place(self, name: str) -> tuple[str, str]:
-        """The adapted layer that it belongs to, and which of the three it is; or nothing."""
+        """Return the adapted layer of a tensor and its role (W, A or B), or empty strings."""
         parts = {"base_layer.weight": "W"}
         parts |= {f"lora_{which}.{self._adapter}.weight": which for which in "AB"}
         for end, part in parts.items():
@@ -105,6 +105,6 @@ class Merger:
 
 
 def _layers(model: nn.Module) -> list[tuple[str, Any]]:
-    """Those with a LoRA adapter, by name."""
+    """Return the layers with a LoRA adapter, by name."""
     named = model.named_modules()
     return [(n, m) for n, m in named if hasattr(m, "lora_A") and hasattr(m, "base_layer")]

@@ -1,4 +1,4 @@
-"""Give a model that is on the meta device its weights: this rank's parts, a tensor at a time."""
+"""Set the weights of a model on the meta device: this rank's parts, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -15,26 +15,29 @@ from drivetrain.train.weights.recording import Box, Part
 
 
 class Weights(Protocol):
-    """Where a model's weights come from."""
+    """A source of a model's weights."""
 
     def opened(self) -> AbstractContextManager[Part]:
-        """A function that gives a part of a tensor by name. All ranks open it together."""
+        """Context with a function that returns a part of a tensor by name. Opened on all ranks."""
         ...
 
 
 def place(
     model: nn.Module, weights: Weights, shards_on: torch.device, device: torch.device
 ) -> None:
-    """Fill a model, which tp, pp and fsdp may have cut. `shards_on`: where its parameters go."""
+    """Set the weights of a model that may be divided or sharded.
+
+    `shards_on` is the device of its parameters.
+    """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     buffers = dict(model.named_buffers(remove_duplicate=False))
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
-        # what a module moves by itself and is no weight (a torchmetrics' sums) has its values
+        # tensors that a module moves itself and that are not weights (torchmetrics) have values
         is_empty = tensor.device.type == "meta"
         return torch.empty_like(tensor, device=shards_on) if is_empty else tensor.to(device)
 
-    model._apply(moved)  # noqa: SLF001 - what to_empty() calls, which would empty everything
+    model._apply(moved)  # noqa: SLF001 - to_empty() calls it, but would empty everything
     _tie(model, parameters)
     with torch.no_grad(), weights.opened() as part:
         for name, parameter in model.named_parameters():
@@ -50,18 +53,18 @@ def place(
 
 
 def _tie(model: nn.Module, before: dict[str, nn.Parameter]) -> None:
-    """What was one parameter under several names is one again."""
+    """Tie parameters again that were tied before."""
     made: dict[int, nn.Parameter] = {}
     for name, parameter in before.items():
         holder, _, key = name.rpartition(".")
-        held = model.get_submodule(holder)._parameters  # noqa: SLF001 - as it stands, unhooked
+        held = model.get_submodule(holder)._parameters  # noqa: SLF001 - without setattr's hooks
         own = held[key]
         if own is not None:
             held[key] = made.setdefault(id(parameter), own)
 
 
 def box_of(tensor: torch.Tensor) -> Box:
-    """Which part of the whole this rank holds."""
+    """Return the part of the whole tensor that this rank holds."""
     if not isinstance(tensor, DTensor):
         return ()
     where = compute_local_shape_and_global_offset(

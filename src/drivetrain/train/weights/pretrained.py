@@ -1,4 +1,4 @@
-"""model.pretrained: each rank reads its own part of each tensor, straight into place."""
+"""model.pretrained: each rank reads its own part of each tensor directly into place."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MOST_TOLD = 8
 
 
 class PretrainedWeights:
-    """From files, where they have it; the rest from where the model's own weights come from."""
+    """Weights from files; tensors that the files lack come from `rest`, the model's own source."""
 
     def __init__(self, folder: Folder, found: Mapping[str, Stored], rest: Weights) -> None:
         self._folder = folder
@@ -42,7 +42,7 @@ class PretrainedWeights:
 
     @contextmanager
     def opened(self) -> Iterator[Part]:
-        """What is read is cast where it is put."""
+        """Context with a function that returns a part of a tensor; the copy into place casts it."""
         storage = storage_at(self._folder.address)
         with self._rest.opened() as rest:
 
@@ -56,9 +56,11 @@ class PretrainedWeights:
 def pretrained(
     model: nn.Module, rest: Weights, said: Model, world: World
 ) -> tuple[PretrainedWeights, str, str]:
-    """The weights, a note on them, and the files' fingerprint. Collective.
+    """Return the weights, a note on them and the files' fingerprint. Collective.
 
-    ConfigError, on every rank, with all that is missing, not expected or of another shape.
+    Raises:
+        ConfigError: On every rank, with all tensors that are missing, unexpected or of a different
+            shape.
     """
     folder = _open(str(said.pretrained), world)
     found, problems = match(model, folder.tensors, said.pretrained_allow)
@@ -77,7 +79,7 @@ def pretrained(
 
 
 def _open(address: str, world: World) -> Folder:
-    """Rank 0 reads the headers: thousands of ranks would read the same."""
+    """Read the headers on rank 0 and send them to the others, as all would read the same."""
     said: dict[str, Any] = {}
     if world.is_main or world.mesh is None:
         try:
@@ -90,12 +92,12 @@ def _open(address: str, world: World) -> Folder:
         raise ConfigError([Problem(_KEY, said["problem"], remedy, address)])
     folder = Folder.from_json(said)
     local = _local(address)
-    # every node has the hub's files in a place of its own
+    # every node has its own copy of the hub's files
     return folder if local == address else replace(folder, address=local)
 
 
 def _local(address: str) -> str:
-    """The files of a hub id, downloaded where they are not yet; anything else as it is."""
+    """Return the local folder of a hub id, downloading it if needed; others unchanged."""
     if "://" in address or Path(address).exists() or not _HUB_ID.fullmatch(address):
         return address
     if find_spec("huggingface_hub") is None:
@@ -104,14 +106,14 @@ def _local(address: str) -> str:
 
     try:
         return str(snapshot_download(address, allow_patterns=["*.safetensors", "*.index.json"]))
-    except Exception as error:  # of its own kinds, and of its network library's
-        raise NotReadable(f"no such folder, and the hub says: {one_line(error)}") from error
+    except Exception as error:  # its own errors and those of its network library
+        raise NotReadable(f"no such folder, and the hub reports: {one_line(error)}") from error
 
 
 def match(
     model: nn.Module, stored: Mapping[str, Stored], allow: Iterable[str]
 ) -> tuple[dict[str, Stored], list[Problem]]:
-    """Each of the model's tensors beside one of the files; and what does not fit."""
+    """Match the model's tensors with those of the files; return problems for the rest."""
     allow = tuple(allow)
     found: dict[str, Stored] = {}
     used: set[str] = set()
@@ -141,7 +143,7 @@ def match(
 
 
 def _spellings(model: nn.Module, name: str) -> list[str]:
-    """A model with a head holds its base under a prefix, and either may have been saved."""
+    """Return possible names in the files: a base model may be saved with or without a prefix."""
     name = base_name(model, name)
     prefix = getattr(model, "base_model_prefix", "")
     if not prefix:
@@ -156,12 +158,12 @@ def _is_allowed(name: str, allow: tuple[str, ...]) -> bool:
 def _problems(
     missing: list[str], unexpected: list[str], other_shape: list[tuple[str, Any, Any]]
 ) -> list[Problem]:
-    remedy = "if it is meant to be, name it in model.pretrained_allow (patterns like head.*)"
-    shapes = [f"{name} is {here}, there {there}" for name, here, there in other_shape]
+    remedy = "if intended, list it in model.pretrained_allow (patterns like head.*)"
+    shapes = [f"{name} is {here}, in the files {there}" for name, here, there in other_shape]
     found = [
         ("the files lack", missing),
         ("the model has no place for", unexpected),
-        ("of another shape:", shapes),
+        ("of a different shape:", shapes),
     ]
     return [
         Problem(_KEY, f"{rule} {_listed(names)}", remedy, has_value=False)

@@ -1,16 +1,17 @@
-"""Build a model without its weights, and make any of them later, to the bit.
+"""Build a model without its weights, and create any of them later, bit for bit.
 
 While the user's function runs under a `Recording`, large tensors are torch's fake tensors: they
-have a shape and say they are on the CPU, and hold nothing. Whatever fills them is written down, and
-can be replayed for one tensor at a time. So it does not matter how a model initialises itself
-(`reset_parameters`, `_init_weights`, `apply`, in `__init__`), what is tied, copied or computed from
-what. Small tensors are made at once. (torchdistx's deferred initialisation is where this is from.)
+have a shape and report that they are on the CPU, but hold no data. The operations that fill them
+are recorded and can be replayed for one tensor at a time. So it does not matter how a model
+initialises itself (`reset_parameters`, `_init_weights`, `apply`, in `__init__`), or which tensors
+are tied, copied or computed from others. Small tensors are created at once. (The idea is from
+torchdistx's deferred initialisation.)
 
     model, weights = Recording().build(make_model)    # model is on the meta device
-    weights.part("embed.weight", ())                  # as make_model would have made it
+    weights.part("embed.weight", ())                  # as make_model would have created it
 
-Torch's own meta device is not enough: code that looks at `is_meta` does something else there.
-`nn.init.trunc_normal_` then leaves a weight as it is, and says nothing.
+Torch's own meta device is not enough, because code that checks `is_meta` behaves differently there:
+`nn.init.trunc_normal_` silently leaves the weight unchanged.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from drivetrain.plan.profile.fake_tensor_patches import moving_modules
 
 SMALL = 4096
-"""Tensors of up to so many elements are made at once: tables that `__init__` reads from, norms."""
+"""Tensors of up to this many elements are created at once: tables that `__init__` reads, norms."""
 
 _LONG_S = 60.0
 _aten = torch.ops.aten
-_READS = (_aten._local_scalar_dense.default, _aten.equal.default)  # noqa: SLF001 - what .item() becomes
+_READS = (_aten._local_scalar_dense.default, _aten.equal.default)  # noqa: SLF001 - .item() calls it
 _OVERWRITES = frozenset(
     f"aten::{name}_" for name in ("normal", "uniform", "zero", "fill", "copy", "random")
 )
-"""What was in their first argument before does not matter."""
+"""Operations that overwrite their first argument without reading it."""
 _NEEDS_VALUES = (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -58,18 +59,18 @@ _NEEDS_VALUES = (
 
 
 Box = tuple[slice, ...]
-"""A part of a tensor; () is all of it."""
+"""A part of a tensor; () is the whole tensor."""
 Part = Callable[[str, Box], torch.Tensor]
 Origin = TypeVar("Origin")
 
 
 class NotRecordable(Exception):
-    """The model does something while it is built that cannot be replayed."""
+    """While being built, the model does something that cannot be replayed."""
 
 
 @dataclass(frozen=True)
 class View:
-    """A tensor that holds nothing: a window on a storage."""
+    """A tensor without data: a view of a storage."""
 
     storage: int
     dtype: torch.dtype
@@ -78,7 +79,7 @@ class View:
     offset: int
 
     def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        """The same window on a real one."""
+        """Return the same view of a real storage."""
         empty = torch.empty(0, dtype=self.dtype, device=storage.device)
         return empty.set_(storage, self.offset, self.size, self.stride)
 
@@ -92,35 +93,35 @@ class _Given:
 
 @dataclass(frozen=True)
 class _Operation:
-    """One call that made tensors, or wrote to some."""
+    """One call that created tensors or wrote to some."""
 
     number: int
     func: Any
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     made: tuple[View | None, ...]
-    """Of what it returned: what lies in a new storage."""
+    """Its returned tensors that have a new storage."""
     overwritten: int | None
-    """The storage it fills without reading it."""
+    """Storage that it fills without reading it."""
     draw: torch.Tensor | int | None
-    """The state its random values are drawn from, or a seed."""
+    """Generator state that its random values are drawn from, or a seed."""
 
     def inputs(self) -> Iterator[View]:
-        """The tensors whose values it needs."""
+        """Yield the tensors whose values it needs."""
         for leaf in tree_leaves((self.args, self.kwargs)):
             if isinstance(leaf, View) and leaf.storage != self.overwritten:
                 yield leaf
 
 
 class _History:
-    """By storage: its size, and what has made it or written to it."""
+    """For each storage: its size and the operations that created it or wrote to it."""
 
     def __init__(self) -> None:
         self.num_bytes: list[int] = []
         self.operations: list[list[_Operation]] = []
 
     def value(self, view: View) -> torch.Tensor:
-        """Do again what led to a tensor's present contents, and nothing else."""
+        """Replay only the operations that led to a tensor's current contents."""
         storages: dict[int, torch.UntypedStorage] = {}
         with torch.no_grad():
             for operation in self._needed(view.storage):
@@ -165,7 +166,7 @@ class _History:
         return view.on(storages[view.storage])
 
     def _laid_out(self, tensor: torch.Tensor, view: View) -> torch.UntypedStorage:
-        """As it was recorded; a kernel may order the dimensions in another way."""
+        """Return the tensor's storage with the recorded layout; kernels may use other strides."""
         size = self.num_bytes[view.storage]
         laid = (tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes())
         if laid == (view.stride, view.offset, size):
@@ -177,7 +178,7 @@ class _History:
 
 @contextmanager
 def _drawing(draw: torch.Tensor | int | None, kwargs: dict[str, Any]) -> Iterator[None]:
-    """Random values come from a stream of their own; the process's goes on undisturbed."""
+    """Context that draws from the recorded state or seed and keeps the process's generator."""
     if draw is None:
         yield
         return
@@ -197,12 +198,12 @@ def _drawing(draw: torch.Tensor | int | None, kwargs: dict[str, Any]) -> Iterato
 
 
 class Recording(TorchDispatchMode):
-    """Active while a model is built.
+    """Dispatch mode that is active while a model is built.
 
-    Without `seed_of` the process's random stream is used as ever: values are drawn and dropped, and
-    the state they were drawn from is kept. So weights are those that the same script gives without
-    a recording, and the stream afterwards is where it would be. With it the n-th draw has the seed
-    `seed_of(n)`, and values that nobody asks for are never drawn.
+    Without `seed_of`, the process's random stream is used as usual: values are drawn and dropped,
+    and the state they were drawn from is kept. So the weights are those of the same script without
+    a recording, and the stream ends in the same state. With `seed_of`, the n-th draw has the seed
+    `seed_of(n)`, and values that are not needed are never drawn.
     """
 
     def __init__(self, seed_of: Callable[[int], int] | None = None) -> None:
@@ -218,12 +219,12 @@ class Recording(TorchDispatchMode):
         self._num_operations = 0
         self._num_draws = 0
         self.drawing_s = 0.0
-        """Spent on values that were dropped."""
+        """Seconds spent on values that were dropped."""
         self.when_long: Callable[[], None] | None = None
-        """Called once when that is more than a minute."""
+        """Called once when `drawing_s` exceeds a minute."""
 
     def build(self, make_model: Callable[[], nn.Module]) -> tuple[nn.Module, RecordedWeights]:
-        """The model, on the meta device, and its weights."""
+        """Return the model on the meta device, and its weights."""
         with warnings.catch_warnings(), moving_modules(), self:
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
             model = make_model()
@@ -236,7 +237,7 @@ class Recording(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Write down what concerns large tensors; everything else happens."""
+        """Record operations on large tensors; execute all others."""
         kwargs = dict(kwargs or {})
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if not any(isinstance(tensor, FakeTensor) for tensor in tensors):
@@ -256,14 +257,14 @@ class Recording(TorchDispatchMode):
             return self._do(func, *self._with_values(args, kwargs))
 
     def _take(self, model: nn.Module) -> RecordedWeights:
-        """Where each parameter and buffer comes from; the model is left on the meta device."""
+        """Return the origin of each parameter and buffer; the model is left on the meta device."""
         origins = without_values(model, self._origin, self._value_of)
         weights = RecordedWeights(self._history, origins, self._finished(origins))
         self._check_nothing_left()
         return weights
 
     def _made_anew(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A large tensor out of nothing, on the CPU; None for everything else."""
+        """Record the creation of a large tensor on the CPU; return None for other calls."""
         is_call = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"  # noqa: SLF001
         device = torch.device(kwargs.get("device") or "cpu")
         if not is_call or device.type != "cpu" or not _returns_tensor(func):
@@ -275,7 +276,7 @@ class Recording(TorchDispatchMode):
         return self._record(func, args, kwargs)
 
     def _do(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """For real."""
+        """Execute the call."""
         for tensor in _written(func, args, kwargs):
             for given in self._given.pop(_key(tensor), []):
                 given.tensor = given.tensor.clone()
@@ -313,7 +314,7 @@ class Recording(TorchDispatchMode):
     def _draw(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> torch.Tensor | int | None:
-        """What the values will be drawn from; a stream that is used as ever moves on."""
+        """Return the source of the random values; without seeds, advance the generator."""
         own = kwargs.get("generator")
         if own is None and self._seed_of is not None:
             return self._next_seed()
@@ -335,7 +336,7 @@ class Recording(TorchDispatchMode):
         return state
 
     def _scratch_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Somewhere to draw to; one place for all, as large as the largest."""
+        """Return a scratch tensor to draw into; one storage serves all, as large as the largest."""
         needed = tensor.untyped_storage().nbytes()
         if self._scratch.nbytes() < needed:
             self._scratch = torch.UntypedStorage(needed)
@@ -369,13 +370,13 @@ class Recording(TorchDispatchMode):
         if not isinstance(leaf, FakeTensor) or _key(leaf) in self._numbers:
             return None
         self._numbers[_key(leaf)] = len(self._held)
-        self._held.append(leaf.untyped_storage())  # so that no other gets its address
+        self._held.append(leaf.untyped_storage())  # so that its address is not reused
         self._history.num_bytes.append(leaf.untyped_storage().nbytes())
         self._history.operations.append([])
         return self._window(leaf)
 
     def _note(self, operation: _Operation) -> None:
-        """For a digest of all that was recorded."""
+        """Add an operation to the digest of the recording."""
 
         def word(leaf: Any) -> Any:
             if isinstance(leaf, torch.Generator):
@@ -393,7 +394,7 @@ class Recording(TorchDispatchMode):
         for name, origin in origins.items():
             word = sample(origin) if isinstance(origin, torch.Tensor) else origin
             self._digest.update(f"{name} {word}".encode())
-        # processors of different kinds may draw values that differ in the last bit
+        # different kinds of processors may draw values that differ in the last bit
         drawn = torch.empty(64).normal_(generator=torch.Generator().manual_seed(0))
         self._digest.update(sample(drawn).encode())
         return self._digest.hexdigest()
@@ -407,7 +408,7 @@ class Recording(TorchDispatchMode):
         return tensor.detach()
 
     def _value_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Of one that a module keeps without registering it: every rank has it whole."""
+        """Return the value of a tensor that a module keeps unregistered: whole on every rank."""
         if not isinstance(tensor, FakeTensor):
             return tensor
         value = self._history.value(self._window(tensor))
@@ -415,7 +416,7 @@ class Recording(TorchDispatchMode):
         return nn.Parameter(value, tensor.requires_grad) if is_parameter else value
 
     def _check_nothing_left(self) -> None:
-        """A tensor that holds nothing must not stay where it could be computed with."""
+        """NotRecordable if a tensor without data is still referenced and could be used."""
         left = [weakref.ref(storage) for storage in self._held]
         self._held.clear()
         if any(each() is not None for each in left):
@@ -427,7 +428,7 @@ class Recording(TorchDispatchMode):
 
 
 class RecordedWeights:
-    """The weights of a model that is on the meta device, by name."""
+    """Weights, by name, of a model on the meta device."""
 
     def __init__(
         self, history: _History, origins: Mapping[str, View | torch.Tensor], digest: str
@@ -435,21 +436,20 @@ class RecordedWeights:
         self._history = history
         self._origins = dict(origins)
         self.digest = digest
-        """The same on two ranks if their weights are."""
+        """Equal on two ranks if their weights are equal."""
 
     def part(self, name: str, box: Box) -> torch.Tensor:
-        """Made now: a whole tensor, of which a part is wanted."""
+        """Create a tensor as a whole and return a part of it."""
         origin = self._origins[name]
         return (self._history.value(origin) if isinstance(origin, View) else origin)[box]
 
     @contextmanager
     def opened(self) -> Iterator[Part]:
-        """Nothing to open."""
         yield self.part
 
     @property
     def given(self) -> dict[str, torch.Tensor]:
-        """Those that exist already: small ones, and what was read from somewhere."""
+        """Tensors that already exist: small ones, and those read from files."""
         return {name: t for name, t in self._origins.items() if isinstance(t, torch.Tensor)}
 
 
@@ -458,14 +458,14 @@ def without_values(
     origin_of: Callable[[str, torch.Tensor], Origin],
     settle: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
 ) -> dict[str, Origin]:
-    """Put a model on the meta device, in place; what is tied stays tied.
+    """Move a model to the meta device, in place; tied tensors stay tied.
 
-    `origin_of` is asked for each parameter and buffer; `settle` changes tensors that modules keep
-    without registering them.
+    `origin_of` is called for each parameter and buffer, and its results are returned by name;
+    `settle` converts tensors that modules keep without registering them.
     """
     origins: dict[str, Origin] = {}
     known: dict[int, tuple[torch.Tensor, torch.Tensor, Origin]] = {}
-    """By the identity of a tensor, and of what takes its place: both, and where it is from."""
+    """By id of a tensor or of its replacement: the tensor, its replacement and its origin."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         for held in (module._parameters, module._buffers):  # noqa: SLF001 - in their order
             for key, tensor in held.items():
@@ -489,7 +489,7 @@ def without_values(
 
 
 def sample(tensor: torch.Tensor) -> str:
-    """A digest of a few of its values: weights are read or drawn whole, so all differ or none."""
+    """Return a digest of a few values, enough because weights are read or drawn as a whole."""
     if tensor.is_meta or not tensor.numel():
         return ""
     some = tensor.detach().reshape(-1)[:: max(1, tensor.numel() // _MOST_SAMPLED)]
@@ -501,7 +501,7 @@ _MOST_SAMPLED = 64
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    """The same tensor without values; what somebody has noted on it stays."""
+    """Return the tensor without values, with the attributes that were set on it."""
     size, stride = tensor.shape, tensor.stride()
     meta = torch.empty_strided(size, stride, dtype=tensor.dtype, device="meta")
     if isinstance(tensor, nn.Parameter):
@@ -518,7 +518,7 @@ _OF_FAKES = frozenset(
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """The tensors that a call changes."""
+    """Return the tensors that a call writes to."""
     written = []
     for position, argument in enumerate(func._schema.arguments):  # noqa: SLF001
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -537,7 +537,7 @@ def _is_random(func: Any) -> bool:
 
 
 def _is_all(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is its whole storage."""
+    """True if a tensor covers its whole storage."""
     return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 

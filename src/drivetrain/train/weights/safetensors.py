@@ -1,9 +1,8 @@
-"""Where each tensor of a folder of safetensors lies, and reading a part of one.
+"""Locate the tensors in a folder of safetensors, and read a part of one.
 
-A file is eight bytes that say how long its header is, the header (JSON: name, dtype, shape and
-offsets of each tensor) and the tensors' bytes in row-major order. What a folder says is somebody
-else's word: sizes are bounded, offsets must lie in the file and fit the shape, and nothing in it is
-ever executed.
+A file consists of eight bytes with the length of its header, the header (JSON: name, dtype, shape
+and offsets of each tensor) and the tensors' bytes in row-major order. The contents are untrusted:
+sizes are bounded, offsets must be within the file and match the shape, and nothing is executed.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ from drivetrain.train.weights.recording import Box
 
 _ENDING = ".safetensors"
 _MOST_HEADER = 100 << 20
-"""safetensors's own limit."""
+"""Limit of the safetensors format."""
 _MOST_INDEX = 16 * SMALL_BYTES
 _MOST_FILES = 4096
 _AT_ONCE = 64 << 20
 _SHORT = 1 << 20
-"""From an object store shorter runs are not asked for one by one, but with what lies between."""
+"""From an object store, runs shorter than this are read together with the bytes between them."""
 _PROBED = 4096
 
 
 class NotReadable(Exception):
-    """No folder of safetensors, or one that is damaged: in one sentence."""
+    """A folder is damaged or has no safetensors; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Where one tensor lies."""
+    """Location of one tensor."""
 
     file: str
     dtype: str
@@ -64,16 +63,16 @@ class Folder:
     address: str
     tensors: Mapping[str, Stored]
     fingerprint: str
-    """Of the files' headers, their sizes and a few of their bytes."""
+    """Digest of the files' headers, their sizes and a few of their bytes."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for other ranks."""
+        """Return plain values to send to other ranks."""
         places = {n: [s.file, s.dtype, s.shape, s.start] for n, s in self.tensors.items()}
         return {"address": self.address, "tensors": places, "fingerprint": self.fingerprint}
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> Folder:
-        """What `to_json` gave."""
+        """Rebuild a folder from the result of `to_json`."""
         tensors = {
             name: Stored(file, dtype, tuple(shape), start)
             for name, (file, dtype, shape, start) in said["tensors"].items()
@@ -82,14 +81,14 @@ class Folder:
 
 
 def open_folder(address: str) -> Folder:
-    """Read the index and the headers. NotReadable says what is wrong with them."""
+    """Read the index and the headers; NotReadable if something is wrong with them."""
     files, storage = _files(address)
     digest = hashlib.blake2b(digest_size=8)
     tensors: dict[str, Stored] = {}
     for file in files:
         for name, stored in _header(storage, file, digest):
             if name in tensors:
-                raise NotReadable(f"{name} stands in {tensors[name].file} and in {file}")
+                raise NotReadable(f"{name} is in both {tensors[name].file} and {file}")
             tensors[name] = stored
     return Folder(storage.address, tensors, digest.hexdigest())
 
@@ -106,13 +105,13 @@ def _files(address: str) -> tuple[list[str], Storage]:
     if len(found) == 1:
         return found, storage
     if found:
-        raise NotReadable(f"{len(found)} safetensors files and no {INDEX}, so none may be missing")
+        raise NotReadable(f"{len(found)} safetensors files but no {INDEX} that lists them")
     if any(name.endswith((".bin", ".pt", ".pth", ".ckpt")) for name in names):
         raise NotReadable(
             "only pickled weights, which can run code when they are read; save them as "
             "safetensors (model.save_pretrained(…, safe_serialization=True))"
         )
-    raise NotReadable("there are no safetensors there")
+    raise NotReadable("it contains no safetensors files")
 
 
 def _indexed(storage: Storage) -> list[str]:
@@ -120,10 +119,10 @@ def _indexed(storage: Storage) -> list[str]:
         said = parse_json(storage.read(INDEX, most=_MOST_INDEX))
         files = sorted(set(said["weight_map"].values()))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise NotReadable(f"{INDEX} is no index of safetensors ({error})") from None
+        raise NotReadable(f"{INDEX} is not a safetensors index ({error})") from None
     for file in files:
         if not isinstance(file, str) or "/" in file or not file.endswith(_ENDING):
-            raise NotReadable(f"{INDEX} names {file!r}, which is no file beside it")
+            raise NotReadable(f"{INDEX} names {file!r}, which is not a safetensors file beside it")
     if len(files) > _MOST_FILES:
         raise NotReadable(f"{INDEX} names {len(files)} files, more than {_MOST_FILES}")
     return files
@@ -132,10 +131,10 @@ def _indexed(storage: Storage) -> list[str]:
 def _header(storage: Storage, file: str, digest: Any) -> Iterator[tuple[str, Stored]]:
     size = storage.size(file)
     if size is None:
-        raise NotReadable(f"{file} is not there")
+        raise NotReadable(f"{file} is missing")
     length = int.from_bytes(storage.read(file, 0, 8), "little")
     if length > min(_MOST_HEADER, size - 8):
-        raise NotReadable(f"{file} is damaged, or no safetensors (a header of {length:,} bytes)")
+        raise NotReadable(f"{file} is damaged or not safetensors (a header of {length:,} bytes)")
     data = storage.read(file, 8, length)
     begin = 8 + length
     digest.update(f"{file} {size} ".encode() + data + storage.read(file, begin, _PROBED))
@@ -145,24 +144,24 @@ def _header(storage: Storage, file: str, digest: Any) -> Iterator[tuple[str, Sto
             if name != "__metadata__":
                 yield name, _stored(file, name, facts, begin, size)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise NotReadable(f"{file} is damaged, or no safetensors ({error!r})") from None
+        raise NotReadable(f"{file} is damaged or not safetensors ({error!r})") from None
 
 
 def _stored(file: str, name: str, facts: Any, begin: int, size: int) -> Stored:
     start, stop = facts["data_offsets"]
     shape = tuple(facts["shape"])
     if facts["dtype"] not in DTYPES:
-        raise NotReadable(f"{name} in {file} is in {facts['dtype']}, which is not read")
+        raise NotReadable(f"{name} in {file} has dtype {facts['dtype']}, which is not supported")
     if not all(isinstance(n, int) and n >= 0 for n in (*shape, start, stop)):
-        raise NotReadable(f"{name} in {file} has no plain shape and place")
+        raise NotReadable(f"{name} in {file} has an invalid shape or offset")
     stored = Stored(file, facts["dtype"], shape, begin + start)
     if stop - start != stored.num_bytes or begin + stop > size:
-        raise NotReadable(f"{name} in {file} does not lie in it; the file may be cut off")
+        raise NotReadable(f"{name} in {file} does not fit its offsets; the file may be truncated")
     return stored
 
 
 def read_part(storage: Storage, stored: Stored, box: Box) -> torch.Tensor:
-    """The bytes of a part, and no others; from an object store, short gaps too."""
+    """Read only the bytes of a part; from an object store, short gaps too."""
     ranges = [part.indices(size)[:2] for part, size in zip(box, stored.shape, strict=False)]
     ranges += [(0, size) for size in stored.shape[len(ranges) :]]
     sizes = [stop - start for start, stop in ranges]
@@ -195,7 +194,7 @@ def read_part(storage: Storage, stored: Stored, box: Box) -> torch.Tensor:
 
 
 def _inner(ranges: list[tuple[int, int]], shape: tuple[int, ...]) -> int:
-    """The first dimension from which on a part is one run of bytes."""
+    """Return the first dimension from which a part is a contiguous run of bytes."""
     for dim in range(len(shape) - 1, 0, -1):
         if ranges[dim] != (0, shape[dim]):
             return dim

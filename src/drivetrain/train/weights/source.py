@@ -1,4 +1,4 @@
-"""From the user's function to a model whose weights come later, or are there already."""
+"""Build a model with the user's function, with its weights or with weights set later."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ from drivetrain.train.weights.recording import Part, RecordedWeights, Recording,
 
 _Made = TypeVar("_Made")
 _MUCH = 2**30
-"""Bytes that ranks hold beside their shards while they start, from which on it is said."""
+"""From this many bytes of whole weights per rank at start-up, a note is shown."""
 
 
 @dataclass
 class NewModel:
-    """A model as the user's function makes it; on the meta device if its weights come later."""
+    """A model built by the user's function; on the meta device if its weights are set later."""
 
     model: nn.Module
     weights: Weights | None = None
     notes: list[str] = field(default_factory=list)
     fingerprint: str | None = None
-    """Of the files that weights are read from."""
+    """Fingerprint of the files that weights are read from."""
     unread: ConfigError | None = None
-    """Why files could not be read, where a checkpoint is expected to have the weights."""
+    """Error from reading the files, kept while a checkpoint may have the weights."""
 
     def fill(self, shards_on: torch.device, device: torch.device) -> None:
-        """Weights that come later come now: of what this rank holds. A collective call."""
+        """Set the weights that this rank holds, if they are not set yet. A collective call."""
         if self.weights is not None:
             place(self.model, self.weights, shards_on, device)
-            self.weights = None  # what it was made from is not needed any more
+            self.weights = None  # the source is no longer needed
 
 
 def whole_model(make: Callable[[], nn.Module], world: World, config: RunConfig) -> NewModel:
-    """Made at once, under the run's seed."""
+    """Build the model with its weights, under the run's seed."""
     return NewModel(_seeded(make, world, config))
 
 
 def agreed(new: NewModel, world: World) -> NewModel:
-    """Every rank has made the same model, or takes the weights of rank 0. Collective."""
+    """Let every rank have the same model, with rank 0's weights if they differ. Collective."""
     if new.weights is None:
         new.notes += agree_on_model(new.model, world)
     else:
@@ -62,15 +62,16 @@ def agreed(new: NewModel, world: World) -> NewModel:
 
 
 def with_pretrained(new: NewModel, said: Model, world: World, *, is_resumed: bool) -> NewModel:
-    """Weights that files have come from there. A collective call.
+    """Use the weights from files, as far as they have them. A collective call.
 
-    A run that goes on from a checkpoint can do without them: whoever finds none raises `unread`.
+    A run that resumes from a checkpoint does not need the files; if there turns out to be no
+    checkpoint, `unread` is raised.
     """
     if said.pretrained is None:
         return new
     if new.weights is None:
-        rule = "the model is made already, or differs between ranks"
-        remedy = "pass a function that makes it, the same on every rank"
+        rule = "the model is already built, or differs between ranks"
+        remedy = "pass a function that builds it, the same on every rank"
         raise ConfigError([Problem("model.pretrained", rule, remedy, said.pretrained)])
     try:
         new.weights, note, new.fingerprint = pretrained(new.model, new.weights, said, world)
@@ -84,11 +85,11 @@ def with_pretrained(new: NewModel, said: Model, world: World, *, is_resumed: boo
 
 
 def later_model(make: Callable[[], nn.Module], world: World, config: RunConfig) -> NewModel:
-    """Recorded while it is made, so that each rank makes its parts alone. A collective call.
+    """Record the model's construction, so that each rank can create its parts. Collective.
 
-    A model that cannot be recorded is made whole by each rank of a node in turn, twice: once for
-    its shape, once for its weights. Where ranks have recorded different things (weights that only
-    rank 0 has read), each makes its own, and `agreed` settles it.
+    A model that cannot be recorded is built whole by each rank of a node in turn, twice: once for
+    its shape, once for its weights. If the recordings of ranks differ (weights that only rank 0 has
+    read), each rank builds the model with its weights, and `agreed` shares rank 0's.
     """
     stream = fold(config.seed, INIT)
     keyed = config.model.initialization == "keyed"
@@ -98,7 +99,7 @@ def later_model(make: Callable[[], nn.Module], world: World, config: RunConfig) 
     why = ""
     try:
         made = _seeded(lambda: recording.build(make), world, config)
-    except Exception as error:  # of the user's own: made whole, it comes up again
+    except Exception as error:  # the user's own error comes up again when built whole
         why = f"{type(error).__name__}: {error}".splitlines()[0]
     unable = world.first_with(made is None)
     if unable is not None or made is None:
@@ -111,9 +112,9 @@ def later_model(make: Callable[[], nn.Module], world: World, config: RunConfig) 
 
 def _say_it_takes_long() -> None:
     warnings.warn(
-        "each rank draws all of the model's first weights, one tensor after the other, and has "
-        "done so for a minute; model.initialization=keyed draws only what a rank holds a part of, "
-        "and gives other weights",
+        "each rank draws all of the model's initial weights, tensor by tensor, and has done so "
+        "for a minute; model.initialization=keyed draws only the tensors that a rank holds a part "
+        "of, but gives different weights",
         stacklevel=2,
     )
 
@@ -130,8 +131,8 @@ def _of_given(weights: RecordedWeights) -> list[str]:
     if size < _MUCH:
         return []
     return [
-        f"model: {readable_bytes(size)} of weights were read while it was made; each rank holds "
-        "them whole until it has its shards; model.pretrained reads a rank's shards only"
+        f"model: {readable_bytes(size)} of weights were read while it was built; each rank holds "
+        "all of them until it has its shards; model.pretrained reads only a rank's shards"
     ]
 
 
@@ -140,23 +141,23 @@ def _in_turns(make: Callable[[], nn.Module], world: World, config: RunConfig, wh
         model = _seeded(make, world, config)
         without_values(model, lambda *_: None)
     note = (
-        f"model: cannot be made shard by shard ({why}); the ranks of a node make it whole, one "
+        f"model: cannot be built shard by shard ({why}); the ranks of a node build all of it, one "
         "after the other"
     )
     if config.model.initialization == "keyed":
-        note += ", with weights as model.initialization=sequential has them"
+        note += ", with the weights of model.initialization=sequential"
     return NewModel(model, _WholeInTurn(partial(_seeded, make, world, config), world), [note])
 
 
 class _WholeInTurn:
-    """One whole model in a node's memory at a time."""
+    """Weights from a whole model, of which only one at a time is in a node's memory."""
 
     def __init__(self, make: Callable[[], nn.Module], world: World) -> None:
         self._make, self._world = make, world
 
     @contextmanager
     def opened(self) -> Iterator[Part]:
-        """While it is open, the node's other ranks wait."""
+        """Context with a function that returns a part of a tensor; the node's other ranks wait."""
         with _turn(self._world):
             model = self._make()
             tensors: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
@@ -166,7 +167,7 @@ class _WholeInTurn:
 
 @contextmanager
 def _turn(world: World) -> Iterator[None]:
-    """One rank of each node at a time."""
+    """Context that one rank of each node at a time is in."""
     for turn in range(world.identity.local_world_size):
         if turn == world.identity.local_rank:
             yield

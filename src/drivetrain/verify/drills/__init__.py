@@ -1,4 +1,4 @@
-"""Fault drills: break a run on purpose, and see that it ends as if nothing had happened."""
+"""Fault drills: break a run on purpose, and check that it ends as if nothing had happened."""
 
 from drivetrain.verify.drills.faults import Fault, Faults
 

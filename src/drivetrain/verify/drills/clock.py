@@ -1,4 +1,4 @@
-"""A host whose clock is wrong: this process's, and those it forks."""
+"""Simulates a wrong clock in this process and those it forks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SKEW_S = "DRIVETRAIN_DRILL_SKEW_S"
 
 
 def skew_as_told() -> None:
-    """By as many seconds as the drill has said; the monotonic clock stays what it is."""
+    """Shift the wall clock by the drill's seconds; the monotonic clock is unchanged."""
     skew_s = float(os.environ.get(SKEW_S) or 0.0)
     if not skew_s or getattr(time.time, "is_skewed", False):
         return
@@ -26,9 +26,9 @@ def skew_as_told() -> None:
         return real_time() + skew_s
 
     skewed_time.is_skewed = True  # type: ignore[attr-defined]
-    Skewed.__module__, Skewed.__qualname__ = "datetime", "datetime"  # as it is pickled
+    Skewed.__module__, Skewed.__qualname__ = "datetime", "datetime"  # so that it can be pickled
     time.time = skewed_time
     datetime.datetime = Skewed  # type: ignore[misc]
-    for module in list(sys.modules.values()):  # torch's rendezvous has it under a name of its own
+    for module in list(sys.modules.values()):  # torch's rendezvous imports the class itself
         if getattr(module, "__dict__", {}).get("datetime") is real:
             module.datetime = Skewed  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""A drill: one run, some faults, and an audit against the run without them."""
+"""A drill: one run with faults, and an audit against the same run without them."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from drivetrain.verify.drills.template import Template
 
 
 class NoFinalWeights(DrivetrainError):
-    """A run has ended well, and there is nothing to compare it by."""
+    """A run has ended successfully, but left no weights to compare."""
 
 
-# The audit after a drill: is the run what it would have been?
+# The audit after a drill: is the run what it would have been without faults?
 
 StepIds = dict[int, list[int]]
 
@@ -39,11 +39,11 @@ StepIds = dict[int, list[int]]
 def sample_problems(
     folder: Path, run_dir: Path, expected: StepIds, removed: Sequence[lineage.Claim] = ()
 ) -> list[str]:
-    """Each step of the run that counts must have used exactly the samples it should, once.
+    """Problems if a step of the run did not use exactly its expected samples, once.
 
-    The step that counts is the one of the last attempt that went on from before it: what an earlier
-    one did beyond that point was done again, and is not part of the run. `removed` are claims that
-    a person has taken away meanwhile.
+    A step counts in the last attempt that resumed from before it: steps that an earlier attempt did
+    beyond that point were repeated, and are not part of the run. `removed` are claims that an
+    operator has deleted in the meantime.
     """
     claims = [*lineage.read_claims(storage_at(run_dir / "checkpoints")), *removed]
     seen = read_samples(folder)
@@ -57,7 +57,7 @@ def sample_problems(
 
 
 def read_samples(folder: Path) -> dict[tuple[int, int], list[int]]:
-    """(attempt, step) → sample ids over all ranks, as the witnesses wrote them down."""
+    """(attempt, step) → sample ids over all ranks, as the witnesses recorded them."""
     seen: dict[tuple[int, int], list[int]] = defaultdict(list)
     for path in (folder / "samples").glob("*.jsonl"):
         for line in path.read_text().splitlines():
@@ -67,7 +67,7 @@ def read_samples(folder: Path) -> dict[tuple[int, int], list[int]]:
 
 
 def checkpoint_problems(run_dir: Path) -> list[str]:
-    """The newest checkpoint must be whole, to the last byte."""
+    """Problems if the newest checkpoint is not intact, checked byte for byte."""
     storage = storage_at(run_dir / "checkpoints")
     good = [entry for entry in catalogue.entries(storage) if entry.manifest is not None]
     if not good:
@@ -80,7 +80,7 @@ def checkpoint_problems(run_dir: Path) -> list[str]:
 
 
 def descendants() -> set[int]:
-    """Every living process below this one; it has become the parent of those that lost theirs."""
+    """Every living process below this one, which has adopted orphans."""
     parents: dict[int, list[int]] = defaultdict(list)
     for entry in filter(str.isdigit, os.listdir("/proc")):
         found = kernel_state(int(entry))
@@ -95,15 +95,15 @@ def descendants() -> set[int]:
 
 
 def orphans(expected: set[int], patience_s: float = 2.0) -> list[str]:
-    """Processes of the drill that are still there."""
+    """Problems for processes of the drill that are still running."""
     deadline_s = time.monotonic() + patience_s
     while (left := descendants() - expected) and time.monotonic() < deadline_s:
         time.sleep(0.02)
-    return [f"process {pid} is left" for pid in sorted(left)]
+    return [f"process {pid} is still running" for pid in sorted(left)]
 
 
 def weights_fingerprint(run_dir: Path) -> str:
-    """Of the trained weights, every bit. NoFinalWeights says that the run has left none."""
+    """A digest of every bit of the trained weights; NoFinalWeights if the run has left none."""
     from drivetrain.train.saving.weights import read_weights, weights_sha256
     from drivetrain.train.weights.safetensors import NotReadable
 
@@ -111,8 +111,8 @@ def weights_fingerprint(run_dir: Path) -> str:
         return weights_sha256(read_weights(run_dir / "checkpoints"))
     except NotReadable as error:
         raise NoFinalWeights(
-            f"the run has left no final weights to compare ({error}); let its loop come to its "
-            "end: a loop that is left by break or return writes none"
+            f"the run wrote no final weights to compare ({error}); let its loop run to its end: a "
+            "loop left by break or return writes none"
         ) from error
 
 
@@ -133,18 +133,18 @@ class Setting:
     ranks: int = 2
     """Per node."""
     elastic: bool = False
-    """Whether the run may go on with fewer nodes."""
+    """Whether the run may continue with fewer nodes."""
     flags: tuple[str, ...] = ()
     """More flags for `drivetrain train`."""
     disk: Path | None = None
-    """A small one, for checkpoints that are to meet a full disk."""
+    """A small disk for checkpoints, for faults that fill it."""
     templates: tuple[Template, ...] = ()
-    """Per node, where its processes are forked from; none: started afresh, on this machine."""
+    """Per node, the template its processes are forked from; empty: started on this machine."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What the run comes to when nothing goes wrong."""
+    """The result of the run without faults."""
 
     weights: str
     samples: StepIds
@@ -153,7 +153,7 @@ class Reference:
 
 @dataclass
 class DrillOutcome:
-    """How a drill went."""
+    """The result of a drill."""
 
     faults: Sequence[Fault]
     problems: list[str] = field(default_factory=list)
@@ -162,7 +162,7 @@ class DrillOutcome:
     took_s: float = 0.0
     attempts: int = 0
     device: str = ""
-    """What its ranks trained on."""
+    """Device that the ranks trained on."""
 
     @property
     def passed(self) -> bool:
@@ -173,14 +173,14 @@ class DrillOutcome:
 def run_once(
     setting: Setting, faults: Faults, folder: Path, timeout_s: float = 3600
 ) -> DrillOutcome:
-    """One run on this machine, without comparing it to anything."""
+    """Run once on this machine, without comparing the result."""
     return _run(setting, faults, folder, None, timeout_s)[0]
 
 
 def run_reference(
     setting: Setting, folder: Path, hosts: Hosts | None = None, timeout_s: float = 120
 ) -> Reference:
-    """The run without faults, in the same setting."""
+    """Run without faults in the same setting."""
     outcome, run_dir, _ = _run(setting, Faults(), folder, hosts, timeout_s)
     if outcome.problems:
         raise RuntimeError(f"the run fails without any fault: {outcome.problems}")
@@ -196,7 +196,7 @@ def run_drill(
     hosts: Hosts | None = None,
     timeout_s: float = 120.0,
 ) -> DrillOutcome:
-    """Run it, break it, and compare."""
+    """Run with faults, and compare with the reference."""
     outcome, run_dir, removed = _run(setting, faults, folder, hosts, timeout_s)
     if not outcome.problems:
         if weights_fingerprint(run_dir) != reference.weights:
@@ -250,7 +250,7 @@ def _call_a_person(
     outcome: DrillOutcome,
     deadline_s: float,
 ) -> None:
-    """The run has ended and said why; nothing is lost, and it resumes when that is fixed."""
+    """Check that nothing was lost when the run ended, fix the fault, and resume."""
     outcome.problems += injector.loss_problems()
     injector.put_right(fault)
     if outcome.problems:
@@ -263,8 +263,8 @@ def _call_a_person(
 
 def _put_checkpoints_on(disk: Path | None, run_dir: Path) -> None:
     if disk is None:
-        raise RuntimeError("a full disk needs a small disk to fill: see small_disk()")
-    shutil.rmtree(disk / "checkpoints", ignore_errors=True)  # of the drill before
+        raise RuntimeError("this fault needs a small disk: see small_disk()")
+    shutil.rmtree(disk / "checkpoints", ignore_errors=True)  # left by an earlier drill
     (disk / "checkpoints").mkdir()
     run_dir.mkdir(parents=True)
     (run_dir / "checkpoints").symlink_to(disk / "checkpoints")
@@ -279,7 +279,7 @@ def _watch(
     expected: int = 0,
     recoveries: Sequence[Recovery] = (),
 ) -> None:
-    """Break things when their time comes; until every node has ended with the `expected` code."""
+    """Inject faults when due, until every node has ended; all must end with the `expected` code."""
     recoveries = list(recoveries)
     while True:
         running = [node for node in nodes if not node.poll()]
@@ -306,16 +306,16 @@ def _watch(
 
 @dataclass
 class Recovery:
-    """From a fault to the next checkpoint; a new attempt's, when the fault ended the old one."""
+    """From a fault to the next checkpoint; a later attempt's, if the fault ended the old one."""
 
     broken_s: float
     attempt: int
-    """The one that was broken."""
+    """The one that the fault hit."""
     by_any_s: float | None = None
     by_later_s: float | None = None
 
     def observe(self, injector: Injector) -> None:
-        """Look at what has been committed."""
+        """Update the times from the checkpoints committed so far."""
         if self.by_later_s is not None:
             return
         for attempt, at_s in injector.commits():
@@ -326,7 +326,7 @@ class Recovery:
 
     @property
     def took_s(self) -> float | None:
-        """None when nothing was committed any more: the fault came after the last step."""
+        """None if nothing more was committed: the fault came after the last step."""
         at_s = self.by_later_s or self.by_any_s
         return None if at_s is None else at_s - self.broken_s
 
@@ -365,7 +365,7 @@ def _make_nodes(
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
-    """A disk that can be filled without harm to anything else; needs root."""
+    """Mount a small disk that can be filled without harm to anything else; needs root."""
     folder.mkdir(parents=True)
     options = f"size={_DISK_MB}m"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)  # noqa: S607

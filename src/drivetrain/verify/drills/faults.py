@@ -1,9 +1,10 @@
-"""A fault script: what is broken, when, and where.
+"""A fault script: what breaks, when and where.
 
     Faults().kill_at(12, rank=1).corrupt_shard(20).kill_at(25, point="save").preempt_at(40)
 
-Steps are the run's; `point` says where in a step: anywhere in it, while a checkpoint is being
-written, or while the run recovers from the fault before. What is left open is drawn from a seed.
+Steps are the run's. `point` says when within a step: at any time, while a checkpoint is being
+written, or while the run recovers from the previous fault. `draw` makes a random script from a
+seed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ ONE_HOST: tuple[Kind, ...] = (
 )
 TWO_HOSTS: tuple[Kind, ...] = (*ONE_HOST, "partition", "kill_node", "skew")
 FOR_A_PERSON: dict[Kind, int] = {"full_at_end": 8, "spoil_claim": 4, "read_only": 8}
-"""What no run can fix by itself: it ends with this code, and resumes once somebody has."""
+"""Faults that a run cannot fix by itself: it ends with this exit code, and resumes once they are
+fixed."""
 ONE_HOST_ALL: tuple[Kind, ...] = (*ONE_HOST, *FOR_A_PERSON)
 BY_HOOK: tuple[Kind, ...] = ("hang",)
 """Injected from inside the run, by a hook."""
@@ -51,22 +53,22 @@ ON_SMALL_DISK = ("fill_disk", "full_at_end", "read_only")
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong."""
+    """One fault to inject."""
 
     kind: Kind
     step: int
-    """Not before this many steps are done."""
+    """Injected once this many steps are done."""
     rank: int = 0
-    """For faults of a rank: which one, counted over the run."""
+    """For faults of a rank: its number in the run."""
     host: int = 0
-    """For faults of a node."""
+    """For faults of a node: its number."""
     point: Point = "step"
     delay_s: float = 0.0
-    """After the point has come."""
+    """Delay after the point is reached."""
     duration_s: float = 3.0
-    """For faults that pass: slow, partition, full disk."""
+    """For temporary faults: slow, partition, fill_disk."""
     skew_s: float = 0.0
-    """By which the clock of a host is wrong from the start; at `step` its supervisor is killed."""
+    """Error of a host's clock from the start; at `step` its supervisor is killed."""
 
     def __str__(self) -> str:
         where = f"host {self.host}" if self.kind in _OF_A_HOST else f"rank {self.rank}"
@@ -78,7 +80,7 @@ _OF_A_HOST = ("partition", "kill_supervisor", "kill_node", "preempt", "skew")
 
 @dataclass(frozen=True)
 class Faults:
-    """A sequence of faults; each method gives a longer one."""
+    """A sequence of faults; each method returns a longer one."""
 
     faults: tuple[Fault, ...] = ()
 
@@ -87,27 +89,27 @@ class Faults:
         return self._with(Fault("kill", step, rank, point=point))
 
     def stop_at(self, step: int, rank: int = 0) -> Faults:
-        """SIGSTOP a rank: it is there, and does nothing."""
+        """SIGSTOP a rank: the process exists, but does nothing."""
         return self._with(Fault("stop", step, rank))
 
     def hang_at(self, step: int, rank: int = 0) -> Faults:
-        """A rank runs, and never reaches its next collective."""
+        """Hang a rank: it runs, but never reaches its next collective."""
         return self._with(Fault("hang", step, rank))
 
     def slow_at(self, step: int, rank: int = 0, duration_s: float = 3.0) -> Faults:
-        """A rank gets a fifth of its time for a while."""
+        """Give a rank a fifth of its processor time for a while."""
         return self._with(Fault("slow", step, rank, duration_s=duration_s))
 
     def partition_at(self, step: int, duration_s: float = 3.0) -> Faults:
-        """The network between the hosts drops everything for a while."""
+        """Drop all network traffic between the hosts for a while."""
         return self._with(Fault("partition", step, duration_s=duration_s))
 
     def fill_disk_at(self, step: int, duration_s: float = 3.0) -> Faults:
-        """The checkpoints' disk is full for a while."""
+        """Fill the checkpoints' disk for a while."""
         return self._with(Fault("fill_disk", step, duration_s=duration_s))
 
     def corrupt_shard(self, step: int, rank: int = 0) -> Faults:
-        """A bit of the newest checkpoint flips, and then a rank dies."""
+        """Flip a bit of the newest checkpoint, then kill a rank."""
         return self._with(Fault("corrupt_shard", step, rank))
 
     def kill_supervisor(self, step: int, host: int = 0) -> Faults:
@@ -115,27 +117,27 @@ class Faults:
         return self._with(Fault("kill_supervisor", step, host=host))
 
     def kill_node(self, step: int, host: int = 0) -> Faults:
-        """Everything on a host ends at once; a scheduler brings a new one."""
+        """End everything on a host at once; the scheduler starts it again."""
         return self._with(Fault("kill_node", step, host=host))
 
     def preempt_at(self, step: int, host: int = 0) -> Faults:
-        """SIGTERM to a node, as a scheduler sends it; started again when it has left."""
+        """SIGTERM a node, as a scheduler does; it is started again once it has ended."""
         return self._with(Fault("preempt", step, host=host))
 
     def skew(self, step: int, host: int = 0, skew_s: float = 600.0) -> Faults:
-        """A host's clock is wrong, and the nodes have to meet again."""
+        """Run a host with a wrong clock, and make the nodes rendezvous again."""
         return self._with(Fault("skew", step, host=host, skew_s=skew_s))
 
     def full_at_end(self, step: int) -> Faults:
-        """The checkpoints' disk is full from here on, until somebody makes room."""
+        """Fill the checkpoints' disk until an operator makes room."""
         return self._with(Fault("full_at_end", step))
 
     def spoil_claim(self, step: int, rank: int = 0) -> Faults:
-        """The newest claim is cut to nothing, and then a rank dies."""
+        """Truncate the newest claim to 0 bytes, then kill a rank."""
         return self._with(Fault("spoil_claim", step, rank))
 
     def read_only(self, step: int) -> Faults:
-        """The checkpoints' disk cannot be written from here on, until somebody remounts it."""
+        """Make the checkpoints' disk read-only until an operator remounts it."""
         return self._with(Fault("read_only", step))
 
     def _with(self, fault: Fault) -> Faults:
@@ -145,8 +147,8 @@ class Faults:
 def draw(
     seed: int, kinds: Sequence[Kind], steps: tuple[int, int], num_ranks: int, num_hosts: int
 ) -> Faults:
-    """A random script: one fault, sometimes another while the first is recovered from."""
-    chance = random.Random(seed)  # noqa: S311 - repeatable is what it must be
+    """A random script: one fault, sometimes a second during the recovery from it."""
+    chance = random.Random(seed)  # noqa: S311 - it must be repeatable
     kind = kinds[seed % len(kinds)]
     first = Fault(
         kind=kind,

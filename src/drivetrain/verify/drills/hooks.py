@@ -1,4 +1,4 @@
-"""Hooks that a drill brings into a run by DRIVETRAIN_HOOKS: a witness, and a rank that hangs."""
+"""Hooks that a drill adds to a run by DRIVETRAIN_HOOKS: a witness, and a rank that hangs."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from drivetrain.verify.drills.clock import skew_as_told
 
 FOLDER = "DRIVETRAIN_DRILL_FOLDER"
 SEEN: list[int] = []
-"""What a script that keeps track itself has fed to its model in this step."""
+"""Sample ids of this step, from a script that keeps track of them itself."""
 
 
 class Witness(Hook):
-    """Writes down which samples each finished step used, before anything can be saved of it."""
+    """Records which samples each finished step used, before the step can be saved."""
 
     def __init__(self) -> None:
         self._file = -1
         self._attempt = 0
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """One file per process: nobody else writes to it."""
-        skew_as_told()  # in a rank that was not forked
+        """Open this process's own file."""
+        skew_as_told()  # for a rank that was not forked
         folder = Path(os.environ[FOLDER]) / "samples"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{os.uname().nodename}-{os.getpid()}.jsonl"
@@ -33,7 +33,7 @@ class Witness(Hook):
         self._attempt = trainer.attempt
 
     def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
-        """One line, at once: the process may be gone a microsecond later."""
+        """Write one line immediately: the process may be killed a microsecond later."""
         if trainer.assembly is not None:
             ids = list(SEEN) or trainer.assembly.feed.sample_ids(step - 1)
             SEEN.clear()
@@ -42,10 +42,10 @@ class Witness(Hook):
 
 
 class Hang(Hook):
-    """Sits in a step for ever, once, when the drill has asked for it."""
+    """Hangs in a step forever, once, if the drill has asked for it."""
 
     def on_train_batch_start(self, trainer: Trainer, step: int) -> None:  # noqa: ARG002
-        """Looks for its own name."""
+        """Hang if the drill has created this process's file."""
         wish = Path(os.environ[FOLDER]) / f"hang-{os.getpid()}"
         if wish.exists():
             wish.unlink()

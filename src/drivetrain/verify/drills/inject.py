@@ -1,4 +1,4 @@
-"""Doing it: each kind of fault as one small function, from outside the run, on real processes."""
+"""Injects faults from outside the run, into real processes: one small function per kind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FILLER = "filler"
 
 
 class Injector:
-    """Knows the run from outside: its nodes, its ranks' pages, its directory."""
+    """Sees the run from outside: its nodes, its ranks' progress pages, its directory."""
 
     def __init__(self, nodes: list[DrillNode], hosts: Hosts | None, run_dir: Path) -> None:
         self._nodes = nodes
@@ -34,21 +34,21 @@ class Injector:
         self._claims = 0
         self._had: list[str] = []
         self.removed: list[Claim] = []
-        """Claims that a person has taken away: the attempts have been there all the same."""
+        """Claims that an operator has deleted; their attempts still took place."""
 
     def pages(self) -> list[RankProgress]:
         """Every living rank's page, node by node."""
         return [page for node in self._nodes for page in node.pages()]
 
     def is_time(self, fault: Fault) -> bool:
-        """Whether the fault's point has come."""
+        """Whether the fault is due."""
         pages = self.pages()
         if fault.point == "recovery":
             return bool(pages) and self.num_claims() > self._claims
         if not pages or max(page.step for page in pages) < fault.step:
             return False
         if fault.kind in ("corrupt_shard", *FOR_A_PERSON):
-            return len(self._manifests()) > 1  # with one alone there is nothing to fall back to
+            return len(self._manifests()) > 1  # with only one there is nothing to fall back to
         return fault.point == "step" or self._is_saving()
 
     def inject(self, fault: Fault) -> None:
@@ -74,7 +74,7 @@ class Injector:
         acts[fault.kind](fault)
 
     def loss_problems(self) -> list[str]:
-        """What was there before the fault must be there, whole; only the oldest may be outdated."""
+        """Problems if one of the two newest checkpoints from before the fault is not intact."""
         storage = storage_at(self._run_dir / "checkpoints")
         problems = []
         for folder in self._had[-2:]:
@@ -85,7 +85,7 @@ class Injector:
         return problems
 
     def put_right(self, fault: Fault) -> None:
-        """What a person does, who has read what the run has said."""
+        """Fix the fault as an operator would, after reading the run's message."""
         if fault.kind == "full_at_end":
             (self._run_dir / "checkpoints" / _FILLER).unlink()
         elif fault.kind == "read_only":
@@ -94,18 +94,18 @@ class Injector:
             self._newest_claim().unlink()
 
     def close(self) -> None:
-        """Wait for faults that pass."""
+        """Wait until temporary faults are over."""
         for thread in self._passing:
             thread.join()
 
     def commits(self) -> list[tuple[int, float]]:
-        """(attempt, time) of each checkpoint there is now."""
+        """(attempt, time) of each current checkpoint."""
         return [
             (int(path.parent.name.rpartition("-a")[2]), _mtime(path)) for path in self._manifests()
         ]
 
     def num_claims(self) -> int:
-        """How many attempts there have been."""
+        """Number of attempts so far."""
         return len(list((self._run_dir / "checkpoints").glob("attempt-*.json")))
 
     def _manifests(self) -> list[Path]:
@@ -158,7 +158,7 @@ class Injector:
         (self._run_dir / "checkpoints" / _FILLER).unlink()
 
     def _fill_for_good(self, fault: Fault) -> None:  # noqa: ARG002
-        """The checkpoints lie on a small disk of their own; see `small_disk`."""
+        """Fill the small disk that holds the checkpoints; see `small_disk`."""
         with (
             open(self._run_dir / "checkpoints" / _FILLER, "wb", buffering=0) as file,
             contextlib.suppress(OSError),
@@ -167,7 +167,7 @@ class Injector:
                 file.write(b"\0" * (1 << 16))
 
     def _remount(self, mode: str) -> None:
-        """Also of the small disk; while a save has a file open there it is busy."""
+        """Remount the small disk; retry while a save has a file open on it."""
         disk = (self._run_dir / "checkpoints").resolve().parent
         argv = ["mount", "-o", f"remount,{mode}", str(disk)]
         while subprocess.run(argv, capture_output=True, check=False).returncode:

@@ -1,7 +1,7 @@
-"""The nodes of a drill: real commands on this machine, or on hosts with networks of their own.
+"""The nodes of a drill: real commands on this machine, or on hosts with their own networks.
 
-A drill also plays the scheduler: a node that was crashed or preempted is started again with the
-same command, as Slurm or Kubernetes would.
+A drill also acts as the scheduler: a node that crashed or was preempted is started again with the
+same command, as Slurm or Kubernetes would do.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class DrillNode:
     ranks: int
     host: Host | None = None
     template: Template | None = None
-    """Where it is forked from; None: it is started afresh, on this machine."""
+    """The template it is forked from; None: it is started on this machine."""
     process: subprocess.Popen[bytes] | Forked | None = None
     skew_s: float = 0.0
-    """By which its clock is wrong; only where it is forked from a template."""
+    """Error of its clock; only if it is forked from a template."""
     exit_code: int | None = None
     start_again_s: float | None = None
 
     def start(self) -> None:
-        """As a scheduler would."""
+        """Start the command, as a scheduler would."""
         own = self.folder / f"node-{self.index}"
         (own / "tmp").mkdir(parents=True, exist_ok=True)
         environment = {
@@ -73,7 +73,7 @@ class DrillNode:
         self.exit_code, self.start_again_s = None, None
 
     def poll(self) -> bool:
-        """Whether it has ended for good."""
+        """Whether it has ended for good; restarts it when due."""
         if self.start_again_s is not None:
             if time.monotonic() > self.start_again_s:
                 self.start()
@@ -87,13 +87,13 @@ class DrillNode:
         return self.exit_code is not None
 
     def crash(self) -> None:
-        """Everything on it ends; the scheduler notices a little later."""
+        """End everything on the node; the scheduler restarts it a little later."""
         if self.host is not None:
             self.host.crash()
         self.start_again_s = time.monotonic() + 1.0
 
     def pages(self) -> list[RankProgress]:
-        """What its ranks last said."""
+        """The last progress of its living ranks."""
         found = []
         for session in (self.folder / f"node-{self.index}" / "tmp").glob("drivetrain-*"):
             pages = (read_progress(session, rank) for rank in range(self.ranks))
@@ -101,7 +101,7 @@ class DrillNode:
         return found
 
     def supervisor(self) -> int | None:
-        """The supervisor's process id: the guardian's only child."""
+        """Process id of the supervisor, which is the guardian's only child."""
         if self.process is None:
             return None
         with contextlib.suppress(OSError):
@@ -114,7 +114,7 @@ class DrillNode:
         return (self.folder / f"node-{self.index}" / "output.txt").read_text()
 
     def close(self) -> None:
-        """End it, if it has not ended."""
+        """Kill it if it is still running."""
         if self.process is not None and self.process.poll() is None:
             supervisor = self.supervisor()
             self.process.kill()

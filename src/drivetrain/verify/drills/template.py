@@ -1,8 +1,8 @@
-"""A template: one process per host that has imported everything, and forks each drill's nodes.
+"""A template: one process per host that has imported everything and forks each drill's nodes.
 
-A campaign starts hundreds of launchers; without this most of its time would go into importing
-torch. What is forked is what `drivetrain train` runs: guardian, supervisor and ranks as processes
-of their own, in the host's namespaces.
+A campaign starts hundreds of launchers; without this it would spend most of its time importing
+torch. The forked process runs what `drivetrain train` runs: guardian, supervisor and ranks as
+separate processes, in the host's namespaces.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MODULES = (
 
 
 class Template:
-    """The campaign's end of it; started when first needed, and again when its host was crashed."""
+    """The campaign's client of the template process; starts it on first use and after a crash."""
 
     def __init__(self, folder: Path, host: Host | None = None) -> None:
         self._path = folder / f"template-{'here' if host is None else host.name}"
@@ -43,7 +43,7 @@ class Template:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> Forked:
-        """`drivetrain train WORDS` on the host; a child of this process."""
+        """Start `drivetrain train ARGV` on the host, as a child of this process."""
         self.wake()
         request = {"argv": list(argv), "environment": dict(environment), "log": str(log)}
         with socket.socket(socket.AF_UNIX) as line:
@@ -60,7 +60,7 @@ class Template:
 
     @property
     def pid(self) -> int:
-        """Of the template itself."""
+        """Process id of the template, or -1."""
         return -1 if self._process is None else self._process.pid
 
     def wake(self) -> None:

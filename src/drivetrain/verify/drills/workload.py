@@ -1,6 +1,6 @@
-"""What a drill trains when no script is given: a small transformer that notes what it has seen.
+"""A drill's default script: a small transformer that records the samples it has seen.
 
-As a script it takes config words like any other: python -m drivetrain.verify.drills.workload
+It takes config overrides like any script: python -m drivetrain.verify.drills.workload
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from drivetrain.verify.drills.hooks import SEEN
 
 NUM_SAMPLES, LENGTH, TOKENS, WIDTH = 96, 12, 29, 32
 _PAUSE_S = float(os.environ.get("DRIVETRAIN_DRILL_PAUSE_S", "0.002"))
-"""Per micro-batch, so that there is time for something to go wrong."""
+"""Per micro-batch, so that there is time to inject faults."""
 
 
 class Block(nn.Module):
@@ -33,7 +33,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, WIDTH))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Both, each added to what came in."""
+
         y = self.norm1(x)
         x = x + self.attention(y, y, y, need_weights=False)[0]
         out: torch.Tensor = x + self.mlp(self.norm2(x))
@@ -47,7 +47,7 @@ def make_model() -> nn.Module:
 
 
 def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Predict the next token; remember whose."""
+    """Predict the next token, and record the sample ids."""
     ids, tokens = batch
     SEEN.extend(ids.tolist())
     time.sleep(_PAUSE_S)

@@ -1,1 +1,1 @@
-"""Parity: does a layout train what one process trains, and if not, where do the two first part?"""
+"""Parity: does a layout train the same as one process, and if not, where do they first differ?"""

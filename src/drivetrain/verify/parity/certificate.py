@@ -1,10 +1,10 @@
-"""The parity certificate: does your script train under a layout what it trains on one process?
+"""The parity certificate: does your script train the same under a layout as on one process?
 
-Each run reports its losses and gradient norms, and a `Trace` of its first steps: what a bug does to
-one parameter shows there long before it shows in a loss. Where losses part later than that, the
-reference is run again with other last bits in its gradients: a script that parts from itself cannot
-tell of a layout. If it does not, both are run once more with a longer trace, which says where it
-began.
+Each run reports its losses and gradient norms, and a `Trace` of its first steps: the effect of a
+bug on one parameter shows there long before it shows in a loss. Where losses diverge later than
+that, the reference runs again with the last bits of its gradients changed: a script that diverges
+from itself gives no information about a layout. If it does not diverge, both run once more with a
+longer trace, which shows where the difference began.
 """
 
 from __future__ import annotations
@@ -42,22 +42,23 @@ _TRACE = "drivetrain.verify.parity.trace:Trace"
 _NUDGED = "drivetrain.verify.parity.trace:Nudged"
 _NO_DROPOUT = "drivetrain.verify.parity.trace:WithoutDropout"
 TRACED_STEPS = 3
-"""Of every run: the second has moved weights in it, the third a used optimizer state."""
+"""Steps traced in every run: the second starts from updated weights, the third from a used
+optimizer state."""
 _AS_FAR = 10.0
-"""A layout may part this many times as far as the reference does from itself: it is one draw."""
+"""A layout may deviate this many times as far as the reference from itself, which is one draw."""
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Itself:
-    """How one process parts from itself when the last bits of its gradients are changed."""
+    """How one process diverges from itself when the last bits of its gradients are changed."""
 
     loss_deviation: float
     norm_deviation: float
     parting: Parting | None
 
     def explains(self, parting: Parting, loss_deviation: float) -> bool:
-        """Whether a layout's late parting may be no more than that."""
+        """Whether this alone may explain a layout's late divergence."""
         return (
             self.parting is not None
             and parting.step > TRACED_STEPS
@@ -67,19 +68,19 @@ class Itself:
 
 @dataclass(frozen=True)
 class LayoutResult:
-    """One layout against the reference."""
+    """One layout compared with the reference."""
 
     layout: AskedLayout
     loss_deviation: float = float("nan")
-    """The largest of any step, relatively."""
+    """Largest relative deviation of any step."""
     norm_deviation: float = float("nan")
     parting: Parting | None = None
     divergence: Divergence | None = None
-    """Where it began; None when nothing parts, or when the traces do not show it."""
+    """Where it began; None if nothing differs, or if the traces do not show it."""
     itself: Itself | None = None
-    """Where the script parts from itself as early and as far: it cannot tell of a layout there."""
+    """Set if the script diverges from itself as far: the comparison ends there."""
     lacks_gradients: bool = False
-    """An engine takes them, or servers do: outputs, losses and norms were compared."""
+    """An engine or servers handle them: outputs, losses and norms were compared."""
     problem: str = ""
     """Why the layout could not be run."""
 
@@ -98,7 +99,7 @@ class LayoutResult:
 
 @dataclass(frozen=True)
 class ParityCertificate:
-    """What was compared, how closely, and what came out."""
+    """What was compared, with which tolerance, and the results."""
 
     script: str
     steps: int
@@ -109,7 +110,7 @@ class ParityCertificate:
 
     @property
     def holds(self) -> bool:
-        """Whether every layout trains what one process trains."""
+        """Whether every layout trains the same as one process."""
         return all(result.holds for result in self.results)
 
     def to_dict(self) -> dict[str, Any]:
@@ -122,17 +123,17 @@ class ParityCertificate:
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs the script in a folder of its own, under one layout after another."""
+    """Runs the script under one layout after another, each in its own folder."""
 
     argv: tuple[str, ...]
     settings: tuple[str, ...]
     scratch: Path
     num_threads: int
-    """The same for every layout: another number of threads rounds differently."""
+    """The same for every layout: a different number of threads rounds differently."""
     hooks: str = _TRACE
 
     def run(self, layout: AskedLayout, last_traced: int = TRACED_STEPS) -> Ran:
-        """What came of it; WorkerFailure with the script's own words when it failed."""
+        """Run it; WorkerFailure with the end of the script's output if it fails."""
         made = len(list(self.scratch.glob("[0-9]*")))
         folder = self.scratch / f"{made:03d}"
         folder.mkdir()
@@ -163,16 +164,16 @@ class Runner:
 
 @dataclass(frozen=True)
 class Ran:
-    """A run that is over."""
+    """A finished run."""
 
     folder: Path
 
     def numbers(self) -> Numbers:
-        """What it reported of each step."""
+        """What the run reported for each step."""
         return read_numbers(self.folder / "run")
 
     def traces(self) -> dict[int, list[TraceEntry]]:
-        """Rank → what it wrote down; empty for a script that keeps its own loop."""
+        """Rank → its trace; empty for a script with its own loop."""
         paths = sorted((self.folder / "trace").glob("trace-*.jsonl"))
         return {int(path.stem.partition("-")[2]): read_trace(path) for path in paths}
 
@@ -185,7 +186,7 @@ class Ran:
 def certify_parity(
     argv: tuple[str, ...], layouts: Sequence[AskedLayout], steps: int, say: Say
 ) -> ParityCertificate:
-    """Run it on one process, then under each layout, and compare."""
+    """Run the script on one process, then under each layout, and compare."""
     widest = max(layout.num_ranks for layout in layouts)
     threads = max(1, (os.cpu_count() or 1) // widest)
     settings = (
@@ -193,13 +194,15 @@ def certify_parity(
         "record.logging_steps=1",
         "record.sinks=[]",
         "checkpoint.every_steps=null",
-        "sentinel.every_steps=null",  # where copies part is to be found here, not to stop the run
+        "sentinel.every_steps=null",  # differing copies are found here, and must not stop the run
     )
     with tempfile.TemporaryDirectory(prefix="parity-") as scratch:
         runner = Runner(argv, settings, Path(scratch), threads)
         notes = []
         if any(layout.divides_the_model for layout in layouts):
-            notes.append("dropout is off: ranks that share a model draw masks for their own part")
+            notes.append(
+                "dropout is off: ranks that share a model draw masks only for their own part"
+            )
             runner = replace(runner, hooks=f"{_TRACE},{_NO_DROPOUT}")
         say("1 process")
         reference = runner.run(ONE_PROCESS)
@@ -207,8 +210,8 @@ def certify_parity(
         if sources["micro_batch_size"].startswith("chosen"):
             fixed = _shared_micro_batch(int(config["global_batch_size"]), widest)
             notes.append(
-                f"micro_batch_size is auto; held at {fixed} for every layout, since dropout and "
-                "batch norm follow it"
+                f"micro_batch_size is auto; fixed at {fixed} for every layout, since dropout and "
+                "batch norm depend on it"
             )
             runner = replace(runner, settings=(*settings, f"micro_batch_size={fixed}"))
             reference = runner.run(ONE_PROCESS)
@@ -225,7 +228,7 @@ def certify_parity(
 
 @dataclass(frozen=True)
 class Compared:
-    """What layouts are held against."""
+    """The reference that layouts are compared with."""
 
     runner: Runner
     reference: Ran
@@ -233,14 +236,14 @@ class Compared:
 
     @cached_property
     def itself(self) -> Itself:
-        """The reference against itself; run when it is first asked for."""
+        """The reference compared with itself; runs on first use."""
         nudged = replace(self.runner, hooks=f"{self.runner.hooks},{_NUDGED}").run(ONE_PROCESS)
         expected, here = self.reference.numbers(), nudged.numbers()
         parting = first_parting(expected, here, self.allowed)
         return Itself(*largest_deviations(expected, here), parting)
 
     def traced_to(self, layout: AskedLayout, step: int) -> Divergence | None:
-        """Run both once more, with traces that long."""
+        """Run both once more with traces up to `step`, and locate the difference."""
         longer = self.runner.run(ONE_PROCESS, step).traces().get(0, [])
         return locate(longer, self.runner.run(layout, step).traces(), self.allowed)
 
@@ -266,7 +269,7 @@ def _certify_layout(compared: Compared, layout: AskedLayout) -> LayoutResult:
 
 
 def read_numbers(run: Path) -> Numbers:
-    """Each step's loss and gradient norm."""
+    """Loss and gradient norm by step."""
     return {
         step: StepNumbers(float(values["train/loss"]), values.get("train/grad_norm"))
         for step, values in step_scalars(run).items()
@@ -274,6 +277,6 @@ def read_numbers(run: Path) -> Numbers:
 
 
 def _shared_micro_batch(global_batch_size: int, num_ranks: int) -> int:
-    """A size that all layouts can share, when the script leaves it open."""
+    """A micro-batch size that all layouts can use, for a script that does not set one."""
     most = max(1, global_batch_size // num_ranks)
     return max(size for size in range(1, most + 1) if global_batch_size % size == 0)

@@ -1,4 +1,4 @@
-"""Where two trainings part: first by their losses, then, from traces, by step and place. Pure."""
+"""Where two runs diverge: first by their losses, then, from traces, by step and place. Pure."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from typing import Any, NamedTuple
 from drivetrain.verify.parity.fingerprint import Fingerprint, deviation, together
 from drivetrain.verify.parity.trace import NO_MICRO_BATCH, Key, TraceEntry, TraceStage
 
-# How far two layouts may part by rounding alone, by number format.
+# How far two layouts may differ by rounding alone, by number format.
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """All relative."""
+    """Relative tolerances."""
 
     loss: float
     gradient_norm: float
     output: float
-    """Of one module, against its norm."""
+    """Of one module's output, relative to its norm."""
     value: float
-    """Of one parameter's gradient or move, or of a micro-batch's loss."""
+    """Of one parameter's gradient or update, or of a micro-batch's loss."""
     reason: str
     judges_traces: bool = True
-    """Whether a module that parts is a failure, though losses and norms agree."""
+    """Whether a module that differs is a failure even if losses and norms agree."""
 
     def of(self, stage: TraceStage) -> float:
-        """What a stage's values may part by."""
+        """The tolerance for a stage's values."""
         if stage is TraceStage.FORWARD:
             return self.output
         return self.value if stage in _COMPUTED else EXACT
 
 
 EXACT = 1e-9
-"""Initial weights, data and settings are computed alike everywhere: they must be the same."""
+"""Initial weights, data and settings are computed alike everywhere: they must be equal."""
 _COMPUTED = frozenset(
     {TraceStage.LOSS, TraceStage.BACKWARD, TraceStage.CLIPPING, TraceStage.UPDATE}
 )
 
 _ROUNDS = "fsdp rounds weights before it gathers them"
-# In fp32, traces of healthy layouts part by 2e-6; but an attention's key bias, whose gradient is
-# rounding alone, wanders under Adam, and that module's output with it (1e-4 after ten steps).
+# In fp32, traces of healthy layouts differ by 2e-6. But an attention's key bias, whose gradient is
+# only rounding error, drifts under Adam, and that module's output with it (1e-4 after ten steps).
 TOLERANCES: Mapping[str, Tolerance] = {
     "fp32": Tolerance(1e-4, 1e-3, 1e-3, 1e-3, "sums are added in another order"),
     "bf16": Tolerance(2e-2, 1e-1, 1e-1, 1e-1, f"bf16 keeps 8 bits, and {_ROUNDS}", False),
@@ -53,13 +53,13 @@ TOLERANCES: Mapping[str, Tolerance] = {
 
 
 _FAINT = 1e-2
-"""A gradient or weight this much smaller than is usual in its model is held to the usual size:
-where the true value is zero, as of an attention's key bias, all that is left is rounding."""
+"""A gradient or weight this much smaller than usual in its model is compared relative to the usual
+size: where the true value is zero, as for an attention's key bias, only rounding is left."""
 _FLOORED = frozenset({TraceStage.BACKWARD, TraceStage.CLIPPING, TraceStage.UPDATE})
 
 
 class StepNumbers(NamedTuple):
-    """What every run reports of a step."""
+    """What every run reports for a step."""
 
     loss: float
     gradient_norm: float | None
@@ -72,7 +72,7 @@ ByRank = Mapping[int, Fingerprint]
 
 @dataclass(frozen=True)
 class Parting:
-    """The first step whose loss or gradient norm is not the reference's."""
+    """The first step whose loss or gradient norm differs from the reference's."""
 
     step: int
     what: str
@@ -82,7 +82,7 @@ class Parting:
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first place where two traces part."""
+    """The first place where two traces differ."""
 
     step: int
     """0: before the first step."""
@@ -90,16 +90,16 @@ class Divergence:
     place: str
     micro: int | None
     ranks: tuple[int, ...]
-    """Those that part from the reference there."""
+    """Those that differ from the reference there."""
     reference: float
     here: float
-    """Norms, or plain values; equal ones hide a shift or a swap, which `deviation` shows."""
+    """Norms, or plain values; equal norms can hide a shift or swap, which `deviation` shows."""
     deviation: float
     num_parting: int
-    """Places of this stage and step that part."""
+    """Number of places of this stage and step that differ."""
     num_places: int
     ratio: float | None
-    """When everything that parts is the same multiple of the reference."""
+    """Set if everything that differs is the same multiple of the reference."""
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "stage": str(self.stage)}
@@ -112,14 +112,14 @@ class Divergence:
 
     def _values(self) -> str:
         if not self.ranks:
-            return f"{self.reference:.6g} in the reference, is on no rank"
+            return f"{self.reference:.6g} in the reference, missing on every rank"
         many = "s" if len(self.ranks) > 1 else ""
         return f"on rank{many} {', '.join(map(str, self.ranks))}: {self._compared()}"
 
     def _compared(self) -> str:
         if f"{self.here:.6g}" == f"{self.reference:.6g}":
             return (
-                f"norm {self.here:.6g} as in the reference, but other values in other places "
+                f"norm {self.here:.6g} as in the reference, but different elements "
                 f"(by {self.deviation:.1e})"
             )
         return f"{self.here:.6g} instead of {self.reference:.6g}"
@@ -128,7 +128,7 @@ class Divergence:
         if self.num_parting < 2:
             return ""
         every = self.num_parting == self.num_places
-        text = "; so do all" if every else f"; so do {self.num_parting - 1} of"
+        text = "; also all" if every else f"; also {self.num_parting - 1} of"
         text += f" {self.num_places - 1} others of this stage"
         return text if self.ratio is None else f"{text}, by the same factor {self.ratio:.4g}"
 
@@ -139,7 +139,7 @@ _BY_ENGINE = (
     TraceStage.CLIPPING,
     TraceStage.UPDATE,
 )
-"""What an engine that takes the gradients does in its own way, on flat copies perhaps."""
+"""Stages that an engine that handles the gradients itself does in its own way."""
 _WORDS = {
     TraceStage.UNSEEN: "{place}",
     TraceStage.START: "{place}",
@@ -150,12 +150,12 @@ _WORDS = {
     TraceStage.BACKWARD: "gradient of {place}",
     TraceStage.CLIPPING: "{place}",
     TraceStage.SETTINGS: "{place}",
-    TraceStage.UPDATE: "move of {place}",
+    TraceStage.UPDATE: "update of {place}",
 }
 
 
 def relative(here: float, reference: float) -> float:
-    """How far apart two numbers are; infinitely, when only one of them is a number."""
+    """Relative deviation of two numbers; infinite if only one of them is finite."""
     if here == reference or (math.isnan(here) and math.isnan(reference)):
         return 0.0
     apart = abs(here - reference) / max(abs(reference), 1e-12)
@@ -163,7 +163,7 @@ def relative(here: float, reference: float) -> float:
 
 
 def largest_deviations(reference: Numbers, here: Numbers) -> tuple[float, float]:
-    """Of any loss, and of any gradient norm."""
+    """Largest relative deviation of any loss, and of any gradient norm."""
     losses, norms = [0.0], [0.0]
     for step, numbers in reference.items():
         if step in here:
@@ -173,7 +173,7 @@ def largest_deviations(reference: Numbers, here: Numbers) -> tuple[float, float]
 
 
 def first_parting(reference: Numbers, here: Numbers, allowed: Tolerance) -> Parting | None:
-    """The first step that is not the same training; a step that is missing is not."""
+    """The first step that differs beyond the tolerance; a missing step counts as different."""
     for step, numbers in sorted(reference.items()):
         if step not in here:
             return Parting(step, "loss", numbers.loss, math.nan)
@@ -194,7 +194,7 @@ def _norm_deviation(reference: StepNumbers, here: StepNumbers) -> float:
 def locate(
     reference: Sequence[TraceEntry], ranks: Mapping[int, Sequence[TraceEntry]], allowed: Tolerance
 ) -> Divergence | None:
-    """The first thing in the reference's order of execution that another layout has otherwise."""
+    """The first place, in the reference's order of execution, where another layout differs."""
     seen: dict[Key, dict[int, Fingerprint]] = defaultdict(dict)
     for rank, entries in ranks.items():
         for entry in entries:
@@ -208,13 +208,13 @@ def locate(
 
 
 def lacks_gradients(ranks: Mapping[int, Sequence[TraceEntry]]) -> bool:
-    """Whether the layout's gradients are where no trace sees them, and so how weights move."""
+    """Whether the layout's gradients, and so its weight updates, are invisible to the trace."""
     first = (entries[0] for entries in ranks.values() if entries)
     return any(entry.key.stage is TraceStage.UNSEEN for entry in first)
 
 
 class _PartedPlace(NamedTuple):
-    """A place that parts."""
+    """A place that differs."""
 
     key: Key
     reference: Fingerprint
@@ -231,7 +231,7 @@ def _partings(
 ) -> Iterator[_PartedPlace]:
     for key, value in reference:
         if key.stage is TraceStage.FORWARD and key not in seen:
-            continue  # compiled away, or a pipeline stage that calls its parts by other names
+            continue  # compiled away, or a pipeline stage that has other names for its parts
         least = scales.get((key.step, key.stage), 0.0) * math.sqrt(value.numel)
         by_rank, most = seen.get(key, {}), allowed.of(key.stage)
         apart = {rank: deviation(here, value, least) for rank, here in by_rank.items()}
@@ -244,7 +244,7 @@ def _partings(
 
 
 def _deviation_together(stage: TraceStage, by_rank: ByRank, reference: Fingerprint) -> float:
-    """Where ranks share a micro-batch: of what they have between them."""
+    """The deviation of the ranks' values combined, where ranks share a micro-batch."""
     parts = list(by_rank.values())
     if len(parts) < 2 or stage not in (TraceStage.DATA, TraceStage.FORWARD, TraceStage.LOSS):
         return math.inf
@@ -254,7 +254,7 @@ def _deviation_together(stage: TraceStage, by_rank: ByRank, reference: Fingerpri
 
 
 def _usual_sizes(reference: Sequence[TraceEntry]) -> dict[tuple[int, TraceStage], float]:
-    """Per step and stage: how large an element is as a rule, scaled down to what is faint."""
+    """Per step and stage: the usual size of an element, times `_FAINT`."""
     squares: dict[tuple[int, TraceStage], float] = defaultdict(float)
     counts: dict[tuple[int, TraceStage], int] = defaultdict(int)
     for key, value in reference:
@@ -287,7 +287,7 @@ def _describe(
 
 
 def _common_ratio(partings: Sequence[_PartedPlace]) -> float | None:
-    """The factor between all of them and the reference, if there is one."""
+    """The common factor between all of them and the reference, if there is one."""
     if len(partings) < 2 or any(not each.reference.norm for each in partings):
         return None
     ratios = [each.here.norm / each.reference.norm for each in partings]

@@ -1,4 +1,4 @@
-"""A tensor in a few numbers: enough to see that two are not the same, and by how much."""
+"""A tensor in a few numbers: enough to see whether two differ, and by how much."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _WIDTH = 1024
 
 
 class Fingerprint(NamedTuple):
-    """What is kept of a tensor."""
+    """The numbers kept of a tensor."""
 
     numel: int
     total: float
     norm: float
     projection: float
-    """A sum with fixed random signs: a swap or a shift that leaves sums alone changes it."""
+    """A sum with fixed random signs: a swap or shift that leaves `total` alone changes it."""
     slack: float = 0.0
-    """How far rounding alone may have moved it: that much is not a deviation."""
+    """How far rounding alone may have moved the value; this much does not count as a deviation."""
 
 
 def fingerprint(tensor: torch.Tensor) -> Fingerprint:
-    """In float64; two tensors of equal bits have equal fingerprints."""
+    """Computed in float64; tensors with equal bits have equal fingerprints."""
     flat = tensor.detach().reshape(-1).double()
     rows = -(-flat.numel() // _WIDTH)
     padded = torch.nn.functional.pad(flat, (0, rows * _WIDTH - flat.numel()))
-    # signs along both sides: no position has the weight of another one by construction
+    # signs along both dims, so that no two positions have the same weight by construction
     by_row = padded.view(rows, _WIDTH) @ _signs(_WIDTH, 0, flat.device)
     projection = by_row @ _signs(rows, 1, flat.device)
     values = torch.stack([flat.sum(), torch.linalg.vector_norm(flat), projection])
@@ -36,12 +36,12 @@ def fingerprint(tensor: torch.Tensor) -> Fingerprint:
 
 
 def of_number(value: float) -> Fingerprint:
-    """A plain number, to be compared like a tensor of one element."""
+    """The fingerprint of a plain number, like that of a tensor with one element."""
     return Fingerprint(1, value, abs(value), value)
 
 
 def together(parts: list[Fingerprint]) -> Fingerprint:
-    """Shards of one tensor. Where they lay is not known, so there is no projection."""
+    """Combine shards of one tensor. Their positions are unknown, so there is no projection."""
     return Fingerprint(
         sum(part.numel for part in parts),
         sum(part.total for part in parts),
@@ -51,10 +51,10 @@ def together(parts: list[Fingerprint]) -> Fingerprint:
 
 
 def deviation(here: Fingerprint, reference: Fingerprint, least_scale: float = 0.0) -> float:
-    """How far apart, relative to the reference's norm, or to `least_scale` if that is more."""
+    """Deviation relative to the reference's norm, or to `least_scale` if that is larger."""
     if here.numel != reference.numel:
         return math.inf
-    if math.isnan(here.projection) and not math.isnan(here.norm):  # shards, put together
+    if math.isnan(here.projection) and not math.isnan(here.norm):  # combined shards
         spread = math.sqrt(max(1, here.numel))
         apart = max(abs(here.norm - reference.norm), abs(here.total - reference.total) / spread)
     else:

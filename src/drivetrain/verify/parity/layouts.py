@@ -1,4 +1,4 @@
-"""Layouts as they are written on the command line: `ddp:2,hsdp:2x2,parallel.strategy=fsdp@4`."""
+"""Layouts as written on the command line: `ddp:2,hsdp:2x2,parallel.strategy=fsdp@4`."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ NAMES = {**{name: at for each in all_traits() for name, at in each.layouts.items
 
 @dataclass(frozen=True)
 class AskedLayout:
-    """One layout to be certified."""
+    """One layout to certify."""
 
     name: str
-    """As it was written."""
+    """As written on the command line."""
     num_ranks: int
     overrides: tuple[str, ...] = ()
-    """`path.to.key=value`, for the script."""
+    """`path.to.key=value` for the script."""
 
     @property
     def divides_the_model(self) -> bool:
-        """Whether ranks share layers, sequences or depth."""
+        """Whether ranks share layers, sequences or the model's depth."""
         axes = ("parallel.tp=", "parallel.pp=", "parallel.cp=")
         return any(override.startswith(axes) for override in self.overrides)
 
@@ -41,7 +41,7 @@ ONE_PROCESS = AskedLayout("1 process", 1)
 
 
 def parse_layouts(text: str) -> list[AskedLayout]:
-    """Every layout of a comma-separated list; all that is wrong with it at once."""
+    """The layouts of a comma-separated list; ConfigError lists every problem."""
     layouts: list[AskedLayout] = []
     problems: list[Problem] = []
     settings: list[str] = []
@@ -72,7 +72,9 @@ def parse_layouts(text: str) -> list[AskedLayout]:
 def _named(word: str) -> AskedLayout | Problem:
     name, _, written = word.partition(":")
     if name not in NAMES:
-        return _problem(word, "is no layout", f"use one of {', '.join(NAMES)}, or key=value@RANKS")
+        return _problem(
+            word, "is not a layout", f"use one of {', '.join(NAMES)}, or key=value@RANKS"
+        )
     axes = NAMES[name].axes
     sizes = [int(size) if size.isdigit() else 0 for size in written.split("x")]
     if len(sizes) == 1 and len(axes) == 2 and sizes[0] % 2 == 0:

@@ -1,4 +1,4 @@
-"""What a comparison brings into the runs it compares: hooks that change them, and the Trace."""
+"""Hooks that a comparison adds to the runs it compares: two that change them, and the Trace."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from drivetrain.train.task import Loss, Task, Total
 from drivetrain.train.trainer import Trainer
 from drivetrain.verify.parity.fingerprint import Fingerprint, fingerprint, of_number
 
-# What a comparison changes in the runs it compares.
+# Hooks that change the compared runs.
 
 _UNITS = 4
-"""In the last place: somewhat more than a layout does, so that it is not missed."""
+"""Units in the last place: somewhat more than a layout changes, so that chaos is not missed."""
 
 
 class Nudged(Hook):
-    """The last bits of the gradients are changed, the same in every run.
+    """Changes the last bits of the gradients, in the same way in every run.
 
-    Another layout adds the same terms in another order: last bits differ, and nothing else. Where
-    that alone makes one process part from itself, as with a ReLU that 1e-9 puts on the other side
-    of 0, a late parting says nothing of the layout.
+    Another layout adds the same terms in another order: only last bits differ. If that alone makes
+    one process diverge from itself, as with a ReLU whose input 1e-9 moves across 0, a late
+    divergence gives no information about the layout.
     """
 
     def on_before_optimizer_step(self, trainer: Trainer, step: int) -> None:
-        """Each element goes up or down by a few units in its last place, or stays."""
+        """Move each element by up to a few units in its last place."""
         if trainer.assembly is None:
             return
         generator = torch.Generator().manual_seed(step - 1)
@@ -52,14 +52,14 @@ class Nudged(Hook):
 
 
 class WithoutDropout(Hook):
-    """Dropout switched off in this process, for comparisons in which it cannot be the same.
+    """Switches dropout off in this process, for comparisons in which it cannot be the same.
 
-    Ranks that share a layer, a sequence or a model's depth draw masks for their own part: right,
-    but not the masks one device would have drawn.
+    Ranks that share a layer, a sequence or a model's depth draw masks for their own part. That is
+    correct, but they are not the masks that one device would have drawn.
     """
 
     def on_fit_start(self, trainer: Trainer) -> None:  # noqa: ARG002
-        """nn.Dropout goes through the first; attention has its own."""
+        """Replace F.dropout, which nn.Dropout calls, and attention's own dropout."""
         attend = F.scaled_dot_product_attention
 
         def without(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -76,25 +76,25 @@ def _unchanged(x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     return x
 
 
-# Trace: a hook that writes down what every module and every parameter went through.
+# Trace: a hook that records the values of every module and every parameter.
 #
-# One file per rank, one line per thing seen, in the order of execution: for each micro-batch its
-# data, each module's output and the loss; then the gradients as backward made them (last layer
-# first), the gradients as the optimizer gets them, and how it moves the weights.
+# One file per rank, one line per value, in the order of execution: for each micro-batch its data,
+# each module's output and the loss; then the gradients after backward (last layer first), the
+# gradients that the optimizer gets, and its updates of the weights.
 
 FOLDER, LAST_STEP = "DRIVETRAIN_PARITY_FOLDER", "DRIVETRAIN_PARITY_LAST_STEP"
 NO_MICRO_BATCH = -1
 _FAINT = 1e-4
-"""A gradient's element this much smaller than is usual in the model is rounding for the most part;
-Adam makes a whole step of it all the same."""
+"""An element of a gradient this much smaller than usual in the model is mostly rounding error, but
+Adam still makes a full step of it."""
 _WRAPPERS = frozenset({"_checkpoint_wrapped_module", "_orig_mod"})
 
 
 class TraceStage(StrEnum):
-    """What was going on."""
+    """The part of training in which a value was recorded."""
 
     UNSEEN = "not seen"
-    """No gradients here: an engine takes them, or servers do."""
+    """No gradients: an engine or servers handle them."""
     START = "initial weights"
     MEMBERS = "optimizer members"
     DATA = "data"
@@ -107,15 +107,15 @@ class TraceStage(StrEnum):
 
 
 class Key(NamedTuple):
-    """Where something was seen; the same on any number of ranks."""
+    """Where a value was recorded; the same on any number of ranks."""
 
     step: int
-    """Counted from 1; 0 is before the first."""
+    """Counted from 1; 0 is before the first step."""
     stage: TraceStage
     place: str
-    """A module, a parameter, or what else has a name."""
+    """Name of a module, a parameter or another value."""
     micro: int
-    """Index of the micro-batch in its step; NO_MICRO_BATCH where there is none."""
+    """Index of the micro-batch in its step, or NO_MICRO_BATCH."""
 
 
 class TraceEntry(NamedTuple):
@@ -126,7 +126,7 @@ class TraceEntry(NamedTuple):
 
 
 class Trace(Hook):
-    """Put into a run by DRIVETRAIN_HOOKS; what it does to the run is take time."""
+    """Added to a run by DRIVETRAIN_HOOKS; it only costs the run time."""
 
     def __init__(self, folder: Path | None = None, last_step: int | None = None) -> None:
         self._folder = Path(os.environ[FOLDER]) if folder is None else folder
@@ -137,13 +137,13 @@ class Trace(Hook):
         self._in_loss = False
         self._calls: Counter[str] = Counter()
         self._begun: dict[str, int] = {}
-        """Module → when it was first called."""
+        """Module → position in the order of first calls."""
         self._parameters: dict[str, nn.Parameter] = {}
         self._before: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         """Parameter → its weights and its faint elements, before the optimizer's step."""
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Listen to everything, and note what training starts from."""
+        """Register all hooks, and record the initial state."""
         if trainer.assembly is None:
             return
         engine, model = trainer.assembly.engine, trainer.model
@@ -161,7 +161,7 @@ class Trace(Hook):
         self._listen(model, engine, trainer.task)
 
     def on_before_optimizer_step(self, trainer: Trainer, step: int) -> None:  # noqa: ARG002
-        """Gradients are normalised and clipped."""
+        """Record the gradients, which are normalized and clipped by now."""
         self._micro = None
         if trainer.assembly is None or not self._is_wanted:
             return
@@ -173,11 +173,11 @@ class Trace(Hook):
         self._before = _faint_elements(self._parameters, gradients)
 
     def on_train_batch_start(self, trainer: Trainer, step: int) -> None:  # noqa: ARG002
-        """What is noted from here on is this step's."""
+
         self._step = step
 
     def on_train_batch_end(self, trainer: Trainer, step: int) -> None:  # noqa: ARG002
-        """What the optimizer worked with, and what it left."""
+        """Record the optimizer's settings and the weight updates."""
         if trainer.assembly is None or not self._is_wanted:
             return
         for index, group in enumerate(trainer.assembly.engine.optimizer.param_groups):
@@ -194,11 +194,11 @@ class Trace(Hook):
             self._file.flush()
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:  # noqa: ARG002
-        """Keep what there is."""
+
         self.on_fit_end(trainer)
 
     def on_fit_end(self, trainer: Trainer) -> None:  # noqa: ARG002
-        """Nothing more to come."""
+
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -208,7 +208,7 @@ class Trace(Hook):
         return self._step <= self._last_step
 
     def _listen(self, model: nn.Module, engine: Engine, task: Task) -> None:
-        # of a model in stages, what is not in this rank's parts gives nothing that means anything
+        # in a pipeline, modules outside this rank's stages have no meaningful outputs
         spread = engine.spread
         own = spread.own_modules() if isinstance(spread, Pipelined) else set(model.modules())
         for name, module in model.named_modules():
@@ -231,13 +231,15 @@ class Trace(Hook):
         def loss(model: nn.Module, batch: Any) -> Loss:
             micro = self._micro
             if micro is None or not micro.num_samples or not self._is_wanted:
-                return original(model, batch)  # an evaluation, or a turn that only keeps step
+                return original(
+                    model, batch
+                )  # an evaluation, or an empty micro-batch that only keeps ranks in step
             for place, tensor in _tensors("batch", batch):
                 self._note(TraceStage.DATA, place, fingerprint(tensor))
             self._in_loss = True  # a recomputation in backward is not a forward
             try:
                 result = original(model, batch)
-            except BaseException:  # all stages of a pipeline but the last leave the loss by one
+            except BaseException:  # all pipeline stages but the last leave the loss by an exception
                 self._micro = None
                 raise
             finally:
@@ -284,7 +286,7 @@ class Trace(Hook):
     def _note_all(
         self, stage: TraceStage, tensors: dict[str, Any], *, backwards: bool = False
     ) -> None:
-        # gathered in an order that is the same on every rank, since gathering is collective
+        # in the same order on every rank, since gathering a DTensor is collective
         values = {name: fingerprint(_whole(tensor)) for name, tensor in tensors.items()}
         for name in self._by_execution(values, backwards=backwards):
             self._note(stage, name, values[name])
@@ -293,7 +295,7 @@ class Trace(Hook):
         return sorted(names, key=self._when_used, reverse=backwards)
 
     def _when_used(self, parameter: str) -> int:
-        """When its module began; a module that is never called is used by the one around it."""
+        """When the parameter's module was first called; if never, its nearest called parent."""
         owner = parameter.rpartition(".")[0]
         while owner and owner not in self._begun:
             owner = owner.rpartition(".")[0]
@@ -307,7 +309,7 @@ class Trace(Hook):
 
 
 def read_trace(path: Path) -> list[TraceEntry]:
-    """In the order of execution."""
+    """The entries of a trace, in the order of execution."""
     lines = (json.loads(line) for line in path.read_text().splitlines())
     return [
         TraceEntry(Key(step, TraceStage(stage), place, micro), Fingerprint(*value))
@@ -318,24 +320,24 @@ def read_trace(path: Path) -> list[TraceEntry]:
 def around(
     owner: object, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> None:
-    """Put a function around a method of this one object, frozen or not."""
+    """Wrap a method of this one object, even if it is frozen."""
     object.__setattr__(owner, name, make(getattr(owner, name)))
 
 
 def own_name(name: str) -> str:
-    """The user's name of a module or parameter, without what wrappers have added."""
+    """The user's name of a module or parameter, without parts added by wrappers."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS) or "model"
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A DTensor in full, which all of its ranks must ask for."""
+    """The full tensor of a DTensor; all its ranks must call this."""
     return whole(tensor).detach()
 
 
 def _faint_elements(
     parameters: dict[str, nn.Parameter], gradients: dict[str, torch.Tensor]
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Each parameter's weights, and which elements move by rounding; a zero is exactly that."""
+    """Each parameter's weights, and a mask of elements whose gradient is mostly rounding, not 0."""
     sizes = {name: _whole(gradient).abs() for name, gradient in gradients.items()}
     num_elements = max(1, sum(gradient.numel() for gradient in sizes.values()))
     squares = sum(float(gradient.double().square().sum()) for gradient in sizes.values())
@@ -347,7 +349,7 @@ def _faint_elements(
 
 
 def _move(before: torch.Tensor, after: torch.Tensor, faint: torch.Tensor) -> Fingerprint:
-    """What a step did to a parameter; what its rounding may do is slack."""
+    """A step's update of a parameter; its possible rounding error is the slack."""
     moved = after.double() - before.double()
     last_bit = torch.finfo(after.dtype).eps * torch.linalg.vector_norm(after.double())
     slack = moved[faint].abs().sum() + last_bit

@@ -1,4 +1,4 @@
-"""Pages: one file, nothing loaded from anywhere, light and dark, narrow and wide."""
+"""Pages: self-contained HTML files, for light and dark mode and any width."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from drivetrain.view.series import (
 )
 from drivetrain.view.summary import as_sentence, key_figures, verdict
 
-# Pages: a run, or two side by side, as one file that loads nothing.
+# Pages: one run, or two side by side, as one file without external resources.
 
-# Templates: Jinja2 with everything escaped that does not say it is safe.
+# Templates: Jinja2, which escapes everything that is not marked as safe.
 
 
 def render(name: str, values: Mapping[str, Any]) -> str:
-    """A page; a name the template asks for and did not get is an error."""
+    """Render a page; a name that the template lacks is an error."""
     environment = Environment(
         loader=PackageLoader("drivetrain.view.page", ""),
         autoescape=True,
@@ -58,9 +58,9 @@ def render(name: str, values: Mapping[str, Any]) -> str:
 
 
 def style_sheet() -> Markup:
-    """All of it, to stand inside the page."""
+    """Return the style sheet, to be embedded in the page."""
     written = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
-    return Markup(written + _palette())  # noqa: S704 - both are ours, and css is not html
+    return Markup(written + _palette())  # noqa: S704 - both are our own, and CSS is not HTML
 
 
 def _palette() -> str:
@@ -85,7 +85,7 @@ _SHOWN_CHECKPOINTS = 12
 
 @dataclass(frozen=True)
 class Drawing:
-    """A chart under its title."""
+    """A chart with a title and a note."""
 
     title: str
     note: str
@@ -126,7 +126,7 @@ def report_page(run: RunView, made_s: float) -> str:
 
 
 def curve_of(lines: Sequence[ChartLine], marks: Sequence[tuple[float, str]] = ()) -> Markup:
-    """The chart that suits a scalar of that name."""
+    """Return the chart for a scalar, in the style that its name implies."""
     name = lines[0].series.name
     is_rate = name.startswith(("throughput/", "system/", "train/learning_rate"))
     is_noisy = name.startswith("throughput/") or name in ("train/loss", "train/grad_norm")
@@ -165,7 +165,7 @@ _SHOWN_LAYERS = 32
 
 
 def _experts(run: RunView) -> list[LayerShape]:
-    """The most uneven layers first."""
+    """Return the layers' loads, the most uneven first."""
     layers = {} if run.expert_load is None else run.expert_load.layers
     shapes = [shape_of(name, tokens) for name, tokens in layers.items()]
     return sorted(shapes, key=lambda shape: -shape.busiest)[:_SHOWN_LAYERS]
@@ -178,7 +178,7 @@ def _heats(grid: RankGrid | None) -> list[Drawing]:
     for part, seconds in grid.seconds.items():
         known = seconds[np.isfinite(seconds)]
         if known.size:
-            note = f"median {duration_text(float(np.median(known)))} a step"
+            note = f"median {duration_text(float(np.median(known)))} per step"
             drawn.append(Drawing(words(part).capitalize(), note, heat(grid, part)))
     return drawn
 
@@ -202,7 +202,7 @@ def _checkpoint_sentence(saves: Sequence[CheckpointView]) -> str:
     blocked_s = sum(save.blocked_s for save in saves)
     shown = f"; the last {_SHOWN_CHECKPOINTS}" if len(saves) > _SHOWN_CHECKPOINTS else ""
     noun = "checkpoint" if len(saves) == 1 else "checkpoints"
-    return f"{len(saves):,} {noun} held up the steps for {duration_text(blocked_s)} in all{shown}:"
+    return f"{len(saves):,} {noun} blocked training for {duration_text(blocked_s)} in total{shown}:"
 
 
 def _when(run: RunView) -> str:
@@ -211,7 +211,7 @@ def _when(run: RunView) -> str:
     return f"{began} to {ended}" if run.state != "running" else f"since {began}"
 
 
-# Two runs as one page: curves over each other, tables side by side.
+# Two runs as one page: curves overlaid, tables side by side.
 
 
 def compare_page(comparison: RunComparison, made_s: float) -> str:

@@ -1,1 +1,1 @@
-"""The live view in a terminal: the same values as the page, in cells instead of pixels."""
+"""The live view in a terminal, which shows the same values as the page."""

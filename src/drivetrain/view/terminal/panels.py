@@ -1,4 +1,4 @@
-"""The panels of the live view: each a function from values and a size to lines."""
+"""The panels of the live view: functions from values and a size to lines of text."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from drivetrain.view.series import (
     value_scale,
 )
 
-# Which bit of U+2800 a dot is, by its place in the cell: (column, row from the top).
+# The bit of U+2800 for each dot, by its place in the cell: (column, row from the top).
 _BITS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 
 
 def braille(series: ChartSeries, x: Scale, y: Scale, width: int, height: int) -> list[str]:
-    """The curve as `height` lines of `width` cells; every column shows its lowest to highest."""
+    """Draw a curve as `height` lines of `width` cells; a column spans its lowest to highest."""
     drawn = series.finite
     if drawn.is_empty or width < 1 or height < 1:
         return [" " * width] * height
@@ -41,10 +41,10 @@ def braille(series: ChartSeries, x: Scale, y: Scale, width: int, height: int) ->
 
 
 def _extents(across: np.ndarray, down: np.ndarray) -> list[tuple[int, int, int]]:
-    """Each column of dots with the highest and lowest row the line reaches in it."""
+    """Return each column of dots with the highest and lowest row of the line in it."""
     first, last = round(across[0]), round(across[-1])
     columns = np.arange(first, last + 1)
-    # where the line crosses into the column and out of it, and every point in between
+    # where the line enters and leaves the column, and every point in between
     edges = np.interp([columns - 0.5, columns + 0.5], across, down)
     top, bottom = edges.min(axis=0), edges.max(axis=0)
     place = np.rint(across).astype(np.int64) - first
@@ -63,14 +63,14 @@ _STYLE_OF_END = {
 
 
 def style_of_kind(kind: str) -> str:
-    """Good, calm or bad, in a terminal's colours."""
+    """Return the terminal style for how an attempt ended."""
     return _STYLE_OF_END[css_of_kind(kind)]
 
 
 def curve_lines(
     series: ChartSeries, width: int, height: int, *, is_rate: bool = False
 ) -> list[Text]:
-    """A curve with its highest and lowest value beside it, and its steps below."""
+    """Draw a curve with its range at the side and its steps below."""
     if series.is_empty or width < _LABEL + 4 or height < 3:
         return [Text("nothing recorded yet", style="dim")]
     y = from_zero(series.values) if is_rate else value_scale(series.values)
@@ -93,7 +93,7 @@ def curve_lines(
 
 
 def ledger_lines(ledger: LedgerView | None, width: int, height: int) -> list[Text]:
-    """A bar per class that took time, the largest first and as long as there is room."""
+    """Draw a bar per class that took time, the largest first, until the lines run out."""
     if ledger is None or not ledger.wall_s:
         return [Text("nothing to account for yet", style="dim")]
     taken = sorted(((s, name) for name, s in ledger.seconds.items() if s > 0), reverse=True)
@@ -110,7 +110,7 @@ def ledger_lines(ledger: LedgerView | None, width: int, height: int) -> list[Tex
 
 
 def attempt_lines(run: RunView, height: int) -> list[Text]:
-    """The last attempts, the newest at the end."""
+    """List the last attempts, the newest at the end."""
     lines = []
     for attempt in list(run.attempts)[-height:]:
         text = Text(f"{attempt.number:>3} ")
@@ -124,7 +124,7 @@ def attempt_lines(run: RunView, height: int) -> list[Text]:
 
 
 def expert_lines(load: LoadRecord, width: int, height: int) -> list[Text]:
-    """The most uneven layers: a bar per expert, and how often its share the busiest got."""
+    """Show the most uneven layers: bars of the experts, and the busiest one's share."""
     room = max(4, min(32, width - 16))
     shapes = [shape_of(name, tokens, room) for name, tokens in load.layers.items()]
     shapes.sort(key=lambda shape: -shape.busiest)
@@ -137,7 +137,7 @@ def expert_lines(load: LoadRecord, width: int, height: int) -> list[Text]:
 
 
 def event_lines(run: RunView, height: int) -> list[Text]:
-    """What happened last, the newest at the end."""
+    """List the last events, the newest at the end."""
     lines = []
     for event in list(run.events)[-height:]:
         at = time.strftime("%H:%M:%S", time.localtime(event.time_s))
@@ -146,7 +146,7 @@ def event_lines(run: RunView, height: int) -> list[Text]:
 
 
 def header_line(run: RunView, width: int) -> Text:
-    """Name, state, how far, how long to go."""
+    """Return the header: name, state, progress and remaining time."""
     text = Text(f" {run.name} ", style="bold")
     text.append(f" {run.state} ", style=f"bold reverse {style_of_kind(run.state)}")
     of = f"/{run.total_steps:,}" if run.total_steps else ""
@@ -164,7 +164,7 @@ def header_line(run: RunView, width: int) -> Text:
 
 
 def _remaining_s(run: RunView) -> float | None:
-    """By the last steps' pace; only while it runs."""
+    """Estimate from the last steps' duration; only while running."""
     means = run.recent
     if run.state != "running" or not run.total_steps or means is None:
         return None
@@ -177,9 +177,9 @@ def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-# Ranks in a terminal: a bar for each while they fit, a map of them when they do not.
+# Ranks in a terminal: a bar for each if they fit, otherwise a map.
 #
-# Shapes differ as well as colours, so that it can be read without any.
+# Characters differ as well as colours, so that it can be read without colours.
 
 _BLOCKS = {"compute": "█", "data_wait": "▓", "communication": "░"}
 _DENSITY = "·░▒▓█"
@@ -187,14 +187,14 @@ _RANK_LABEL = 6
 
 
 def rank_lines(means: RankMeans, width: int, height: int) -> list[Text]:
-    """At most `height` lines of `width` cells."""
+    """Return at most `height` lines of `width` cells."""
     if len(means.ranks) <= height - 1:
         return [_key(), *(_bar(means, index, width) for index in range(len(means.ranks)))]
     return _map(means, width, height)
 
 
 def slowest_sentence(means: RankMeans) -> str:
-    """Who needs longest before it has to wait for others, and how that compares to the median."""
+    """Name the rank with the most own work, compared with the median."""
     own_s = means.own_s
     known = np.isfinite(own_s)
     if not known.any():
@@ -233,7 +233,7 @@ def _bar(means: RankMeans, index: int, width: int) -> Text:
 
 
 def _map(means: RankMeans, width: int, height: int) -> list[Text]:
-    """One cell per rank, or per some of them; the slowest of a cell decides its shade."""
+    """Draw one cell per rank or group of ranks; the slowest one determines the shade."""
     own_s = means.own_s
     known = own_s[np.isfinite(own_s)]
     if known.size == 0:
@@ -243,10 +243,10 @@ def _map(means: RankMeans, width: int, height: int) -> list[Text]:
     slowest = np.fmax.reduceat(own_s, np.arange(0, own_s.size, per_cell))
     wide = _widest_cell(slowest.size, columns, height - 1)
     per_line = columns // wide
-    per_line -= per_line % 8 if per_line > 16 else 0  # ranks sit on nodes by eights or fours
+    per_line -= per_line % 8 if per_line > 16 else 0  # nodes have eight or four ranks
     low_s = min(float(np.percentile(known, 5)), 0.8 * float(known.max()))
     span_s = (float(known.max()) - low_s) or 1.0
-    each = "a cell is a rank" if per_cell == 1 else f"a cell is {per_cell} ranks, the slowest shows"
+    each = "a cell is a rank" if per_cell == 1 else f"a cell is the slowest of {per_cell} ranks"
     lines = [Text(f"{each}; █ {duration_text(float(known.max()))} of own work", style="dim")]
     for start in range(0, slowest.size, per_line):
         text = Text().append(f"{means.ranks[start * per_cell]:>{_RANK_LABEL - 1}} ", style="dim")
@@ -258,7 +258,7 @@ def _map(means: RankMeans, width: int, height: int) -> list[Text]:
 
 
 def _widest_cell(num_cells: int, columns: int, num_lines: int) -> int:
-    """Few ranks have cells that are more than a speck."""
+    """Return the widest cell that fits: with few ranks, cells are wider."""
     fitting = (w for w in (4, 3, 2) if -(-num_cells // max(1, columns // w - 7)) <= num_lines)
     return next(fitting, 1)
 
@@ -267,6 +267,6 @@ def _cell(value: float, low_s: float, span_s: float) -> tuple[str, str]:
     if not np.isfinite(value):
         return " ", ""
     share = min(1.0, max(0.0, (value - low_s) / span_s))
-    # the darkest shades cannot be seen on a dark terminal
+    # the darkest shades are invisible on a dark terminal
     shade = SHADES[2 + round(share * (len(SHADES) - 3))].dark
     return _DENSITY[round(share * (len(_DENSITY) - 1))], shade

@@ -1,4 +1,4 @@
-"""The terminal: panels that share a screen, the live view, and two runs as tables."""
+"""The terminal: the screen's panels, the live view, and two runs as tables."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from drivetrain.view.terminal.panels import (
     slowest_sentence,
 )
 
-# The screen: which panels there are, and how they share the room.
+# The screen: its panels and their layout.
 
 _RATES = ("throughput/tokens_per_sec", "throughput/samples_per_sec")
 Draw = Callable[[int, int], Sequence[Text]]
 
 
 def screen(run: RunView, width: int, height: int, foot: str = "q quits") -> Layout:
-    """One frame of exactly that size."""
+    """Return one frame of exactly that size."""
     top = max(7, (height - 2) * 2 // 5)
     bottom = max(5, (height - 2 - top) * 2 // 5)
     middle = max(3, height - 2 - top - bottom)
@@ -77,7 +77,7 @@ def screen(run: RunView, width: int, height: int, foot: str = "q quits") -> Layo
         ),
     }
     load, below = run.expert_load, "attempts"
-    if load is not None and len(run.attempts) <= 1:  # of one attempt the header says it all
+    if load is not None and len(run.attempts) <= 1:  # the header already describes a single attempt
         below = "experts"
         panels["experts"] = _panel(
             "experts",
@@ -133,12 +133,12 @@ def _rank_lines(run: RunView, width: int, height: int) -> list[Text]:
     return rank_lines(run.recent, width, height)
 
 
-# The live view: look, draw, wait for a key.
+# The live view: read, draw, wait for a key.
 
 
 @contextmanager
 def single_keys() -> Iterator[None]:
-    """The terminal hands over each key as it is pressed, and shows none; put back at the end."""
+    """Put the terminal in cbreak mode (keys at once, no echo), and restore it at the end."""
     if not sys.stdin.isatty():
         yield
         return
@@ -154,37 +154,37 @@ def single_keys() -> Iterator[None]:
 
 
 def keys_within(seconds: float) -> str:
-    """What was pressed within that time, several keys if they came at once; empty for nothing."""
+    """Return the keys pressed within that time; empty if none."""
     if not sys.stdin.isatty():
         time.sleep(seconds)
         return ""
     ready, _, _ = select.select([sys.stdin], [], [], seconds)
-    # not through sys.stdin, which reads ahead what select() then knows nothing of
+    # not through sys.stdin, which buffers input that select() then does not see
     return os.read(sys.stdin.fileno(), 1024).decode(errors="replace") if ready else ""
 
 
 _NOTICED_S = 0.2
-"""How soon a terminal of another size is drawn anew."""
+"""How soon a resized terminal is redrawn."""
 
 
 def watch_once(follower: RunFollower, console: Console) -> None:
-    """One frame, as large as the terminal, or as a common one where there is none."""
+    """Print one frame of the terminal's size, or of a default size without a terminal."""
     width, height = console.size
     frame = screen(follower.look(time.time()), width, height, foot="")
     console.print(frame, height=height)
 
 
 Frame = Callable[[int, int, str], RenderableType]
-"""What is seen, at a width and a height, with a line below it."""
+"""Draws a frame of a width and a height, with a line of text below."""
 
 
 def watch_live(follower: RunFollower, console: Console, every_s: float) -> None:
-    """A run, until it is left."""
+    """Show a run until the user quits."""
     follow_live(lambda: partial(screen, follower.look(time.time())), console, every_s)
 
 
 def follow_live(look: Callable[[], Frame], console: Console, every_s: float) -> None:
-    """Until q, Ctrl-C or SIGTERM. A frame that took long to read is not followed by the next."""
+    """Redraw until q, Ctrl-C or SIGTERM; wait at least as long as reading a frame took."""
     with _ended_in_order(), single_keys(), _screen_of(console) as live:
         while True:
             began_s = time.monotonic()
@@ -202,7 +202,7 @@ def _screen_of(console: Console) -> Live:
 
 
 def _draw(live: Live, frame: Frame, foot: str) -> ConsoleDimensions:
-    """Gives the size that was drawn: the terminal may have changed since."""
+    """Draw a frame; return the size that was drawn, since the terminal may be resized."""
     size = live.console.size
     live.update(frame(size.width, size.height, foot), refresh=True)
     return size
@@ -214,7 +214,7 @@ def _quits_within(
     drawn: ConsoleDimensions,
     redraw: Callable[[], ConsoleDimensions],
 ) -> bool:
-    """Whether q was pressed; any other key ends the wait. Drawn again when the size has changed."""
+    """Wait, redrawing after a resize; any key ends it. Return whether q was pressed."""
     until_s = time.monotonic() + seconds
     while (left_s := until_s - time.monotonic()) > 0:
         pressed = keys_within(min(left_s, _NOTICED_S))
@@ -227,7 +227,7 @@ def _quits_within(
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """SIGTERM leaves by the way that gives the terminal back."""
+    """Turn SIGTERM into SystemExit, so that the terminal is restored."""
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
@@ -239,11 +239,11 @@ def _ended_in_order() -> Iterator[None]:
 
 
 def show_comparison(comparison: RunComparison, console: Console) -> None:
-    """What came of it first, what was asked differently after it."""
+    """Print the outcomes first, then the differences in config and environment."""
     for title, rows, nothing in (
-        ("what came of it", comparison.outcome, ""),
-        ("last values", comparison.metrics, "neither has recorded a scalar"),
-        ("where the time went", comparison.ledger, "one of them has no ledger yet"),
+        ("outcome", comparison.outcome, ""),
+        ("last values", comparison.metrics, "neither run has recorded a scalar"),
+        ("where the time went", comparison.ledger, "one of the runs has no ledger yet"),
         ("config that differs", comparison.config, "none: every key is the same"),
         (
             "where it ran, if that differs",

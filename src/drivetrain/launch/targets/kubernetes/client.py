@@ -1,4 +1,4 @@
-"""The API, through Kubernetes' own client; the only file here that touches a cluster."""
+"""The API client, on Kubernetes' own library; the only module here that accesses a cluster."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ _API = {
     "trainjob": ("trainer.kubeflow.org/v1alpha1", "TrainJob"),
     "rayjob": ("ray.io/v1", "RayJob"),
 }
-# An operator that checks what a job refers to must find it; everything else can come after.
+# Objects that an operator requires when the job is created; all others are created after it.
 _NEEDED_FIRST = ("TrainingRuntime",)
 _BAD_REQUEST, _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _CONFLICT = 400, 401, 403, 404, 409
 _GONE_WITHIN_S, _POLL_S = 180.0, 1.0
-# So long without a word of a pod, and it is asked anew which one has rank 0.
+# After this long without output of a pod, look up again which pod has rank 0.
 _QUIET_S = 60.0
-# RayJob has words of its own where others have conditions.
+# RayJob has its own states where the others have conditions.
 _RAY_STATES = {"SUCCEEDED": "Complete", "FAILED": "Failed", "STOPPED": "Failed"}
 _RAY_DEPLOYMENTS = {"Failed": "Failed", "ValidationFailed": "Failed", "Suspended": "Suspended"}
 _GONE = (
-    "it is not there any more: deleted, or it ended more than a day ago;"
-    " drivetrain status on the run's own directory says how"
+    "it no longer exists: it was deleted, or ended more than a day ago;"
+    " drivetrain status on the run directory shows how it ended"
 )
 
 
 def connect(namespace: str, context: str | None) -> Client:
-    """By the kubeconfig, or from inside a pod by its ServiceAccount."""
+    """Connect with the kubeconfig or, inside a pod, with its ServiceAccount."""
     config: Any = require("kubernetes.config", extra="kubernetes")
     client: Any = require("kubernetes.client", extra="kubernetes")
     try:
@@ -53,7 +53,9 @@ def connect(namespace: str, context: str | None) -> Client:
             config.load_incluster_config()
     except config.ConfigException as error:
         remedy = "set KUBECONFIG, or try `kubectl cluster-info`; --dry-run needs no cluster"
-        problem = Problem("kubernetes", f"no cluster is known here ({error})", remedy, None, False)
+        problem = Problem(
+            "kubernetes", f"no cluster is configured here ({error})", remedy, None, False
+        )
         raise EnvironmentProblem([problem]) from error
     api = client.ApiClient()
     with _plainly(api):
@@ -61,7 +63,7 @@ def connect(namespace: str, context: str | None) -> Client:
 
 
 class Client:
-    """What a run needs of a cluster."""
+    """The operations of a run on a cluster."""
 
     def __init__(self, api: Any, namespace: str) -> None:
         client: Any = require("kubernetes.client", extra="kubernetes")
@@ -73,7 +75,7 @@ class Client:
         self._objects: Any = dynamic.DynamicClient(api)
 
     def create(self, objects: Sequence[Manifest]) -> None:
-        """The run's job, which is the last, and what belongs to it; or nothing at all."""
+        """Create the run's job (the last object) and what belongs to it; all or nothing."""
         *others, job = objects
         with _plainly(self._api):
             self._make_way(job)
@@ -85,12 +87,12 @@ class Client:
                 for body in (each for each in others if each["kind"] not in _NEEDED_FIRST):
                     self._replace(_owned(body, owner), made)
             except BaseException:
-                with suppress(Exception):  # the first error is the one to be told
+                with suppress(Exception):  # report the first error
                     self.delete(made)
                 raise
 
     def delete(self, objects: Sequence[Manifest]) -> None:
-        """The last made first, so that nothing starts pods again."""
+        """Delete in reverse order, so that nothing restarts pods."""
         with _plainly(self._api):
             for body in reversed(objects):
                 self._delete(body)
@@ -109,15 +111,17 @@ class Client:
         conditions = [*(_conditions(child) if child else ()), *_conditions(found)]
         made = status(pods, conditions, events)
         if "deletionTimestamp" in found["metadata"] and not made.state.is_over:
-            return Status(State.RUNNING, "is being deleted: its pods save and end", made.hosts)
+            return Status(
+                State.RUNNING, "is being deleted: its pods are saving and ending", made.hosts
+            )
         return made
 
     def logs(self, kind: str, name: str, *, follow: bool) -> Iterator[str]:
-        """Of the pod with rank 0, and of those that come after it until the run is over."""
+        """Yield the output of the pod with rank 0 and of its successors until the run is over."""
         num_seen: dict[str, int] = {}
         finished: set[str] = set()
         while True:
-            # before the log is read: what was printed last is in it
+            # checked before the log is read, so that the last output is included
             is_over = not follow or not self._goes_on(kind, name)
             with _plainly(self._api):
                 pod = speaker(self._pods(name))
@@ -136,7 +140,7 @@ class Client:
         return self.status(kind, name).state in (State.WAITING, State.RUNNING)
 
     def _log(self, pod: Mapping[str, Any], *, follow: bool, skip: int) -> Iterator[bytes]:
-        """What a pod printed after the first `skip` bytes; nothing while it is being created."""
+        """Yield a pod's output after `skip` bytes; nothing while it is being created."""
         urllib3: Any = require("urllib3", extra="kubernetes")
         with _plainly(self._api):
             try:
@@ -151,7 +155,7 @@ class Client:
                 if error.status in (_BAD_REQUEST, _NOT_FOUND):  # not there yet, or no longer
                     return
                 raise
-            # a connection that breaks or falls silent is opened again by who follows
+            # if the connection breaks or goes silent, the caller opens another
             with suppress(urllib3.exceptions.HTTPError):
                 for piece in stream.stream():
                     if rest := piece[skip:]:
@@ -159,24 +163,24 @@ class Client:
                     skip = max(0, skip - len(piece))
 
     def _make_way(self, job: Manifest) -> None:
-        """What an earlier start of the run has left; one that goes on is left alone."""
+        """Delete what an earlier start of the run has left; refuse if it is still running."""
         kind = next(word for word, (_, name) in _API.items() if name == job["kind"])
         name = job["metadata"]["name"]
-        self._kind(job)  # is its operator there?
+        self._kind(job)  # fails without its operator
         found = self._find(job["apiVersion"], job["kind"], name)
         if found is None:
             return
         if "deletionTimestamp" not in found["metadata"]:
             state = self.status(kind, name).state
             if not state.is_over:
-                rule = f"is {state} there; to submit it again would end it"
+                rule = f"is {state} there; submitting it again would end it"
                 remedy = f"kubectl delete {kind} {name} --namespace {self._namespace} ends it"
                 raise EnvironmentProblem([Problem(job["kind"], rule, remedy, name)])
             self._delete(job)
         self._wait_until_gone(job)
 
     def _replace(self, body: Manifest, made: list[Manifest]) -> Manifest:
-        """Create it, in place of what an earlier start of the run has left."""
+        """Create an object, replacing what an earlier start of the run has left."""
         try:
             created = self._kind(body).create(body=body, namespace=self._namespace)
         except self._errors as error:
@@ -194,7 +198,7 @@ class Client:
         try:
             return self._objects.resources.get(api_version=body["apiVersion"], kind=body["kind"])
         except dynamic.ResourceNotFoundError as error:
-            remedy = "install its operator there, or use --kind job"
+            remedy = "install its operator in the cluster, or use --kind job"
             problem = Problem(
                 "--kind", f"the cluster has no {body['apiVersion']}", remedy, body["kind"]
             )
@@ -227,7 +231,7 @@ class Client:
         while (found := self._find(body["apiVersion"], body["kind"], name)) is not None:
             if time.monotonic() > deadline:
                 held = ", ".join(found["metadata"].get("finalizers") or ["its pods"])
-                rule = f"is being deleted and held by {held}"
+                rule = f"is still being deleted, held by {held}"
                 remedy = f"kubectl describe {body['kind'].lower()} {name}; then submit it again"
                 raise EnvironmentProblem([Problem(body["kind"], rule, remedy, name)])
             time.sleep(min(_POLL_S, _GONE_WITHIN_S))
@@ -252,7 +256,7 @@ def _owner(created: Manifest) -> Manifest:
 
 
 def _owned(body: Manifest, owner: Manifest) -> Manifest:
-    """With an owner: the cluster deletes it when that is gone, by whatever hand."""
+    """Set an owner: the cluster deletes the object when its owner is deleted."""
     return {**body, "metadata": {**body["metadata"], "ownerReferences": [owner]}}
 
 
@@ -261,7 +265,7 @@ def _conditions(found: Manifest) -> list[Manifest]:
     conditions = list(state.get("conditions") or [])
     deployment = state.get("jobDeploymentStatus") or ""
     word = _RAY_STATES.get(state.get("jobStatus") or "") or _RAY_DEPLOYMENTS.get(deployment)
-    if word and deployment != "Retrying":  # then it begins again
+    if word and deployment != "Retrying":  # then it restarts
         message = state.get("message") or state.get("reason") or ""
         conditions.append({"type": word, "status": "True", "message": message})
     return conditions
@@ -269,7 +273,7 @@ def _conditions(found: Manifest) -> list[Manifest]:
 
 @contextmanager
 def _plainly(api: Any) -> Iterator[None]:
-    """What a server refuses, or that it does not answer, as a sentence with something to do."""
+    """Turn an API error or a missing answer into a message with a remedy."""
     client: Any = require("kubernetes.client", extra="kubernetes")
     urllib3: Any = require("urllib3", extra="kubernetes")
     try:
@@ -284,22 +288,22 @@ def _plainly(api: Any) -> Iterator[None]:
 
 
 def _refused(error: Any, body: Manifest | None = None) -> EnvironmentProblem:
-    """The server's own words, and what to do about them."""
+    """Return the error with the server's message and a remedy."""
     try:
         message = json.loads(error.body)["message"]
     except (TypeError, ValueError, KeyError):
         message = str(error.reason)
     message = " ".join(message.split())
     if error.status == _UNAUTHORIZED:
-        rule = f"the API server does not know who you are (401: {message})"
-        remedy = "log in again, and see that `kubectl auth whoami` answers"
+        rule = f"the API server rejects your credentials (401: {message})"
+        remedy = "log in again, and check that `kubectl auth whoami` works"
     elif error.status == _FORBIDDEN:
         rule = f"the API server does not allow it (403: {message})"
         remedy = (
-            "see the message; the Role of deploy/kustomize/base/access.yaml has all that is needed"
+            "see the message; the Role in deploy/kustomize/base/access.yaml has all that is needed"
         )
     elif error.status >= 500:
-        rule = f"the API server has trouble of its own ({error.status}: {message})"
+        rule = f"the API server failed ({error.status}: {message})"
         remedy = "try again later"
     else:
         rule, remedy = message, "--dry-run shows what was sent"

@@ -1,4 +1,4 @@
-"""The objects of each kind, as Kubernetes reads them. Pure; golden files show them whole."""
+"""The Kubernetes objects of each kind. Pure; the golden files of the tests show them."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from drivetrain.record.session import RUN_DIR
 
 Manifest = dict[str, Any]
 
-# Exit codes of `drivetrain train` that the same pod started again would only repeat.
+# Exit codes of `drivetrain train` that a restarted pod would only repeat.
 _HOPELESS = (2, 3, 4, 6, 7, 8)
 _RESUME = 75
-# Finished objects stay for a day, to be looked at.
+# Finished objects are kept for a day, for inspection.
 _KEEP_S = 86_400
-# The head schedules and has the driver, it does not train; the submitter waits for its end.
+# The head schedules and runs the driver, but no ranks; the submitter waits for its end.
 _HEAD = {"cpu": "2", "memory": "8Gi"}
 _HEADS_SHM = "2Gi"
 _SUBMITTER = {"cpu": "500m", "memory": "1Gi"}
 
 
 def objects(job: Job, options: KubernetesOptions) -> list[Manifest]:
-    """What is to be created, in this order."""
+    """Return the objects to create, in this order."""
     return _KINDS[options.kind](job, options)
 
 
@@ -79,7 +79,7 @@ def _jobset_spec(job: Job, options: KubernetesOptions) -> Manifest:
     return {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "successPolicy": {"operator": "All"},
-        # the job replaces pods by itself; what it gives up would only use its budget again
+        # the job itself replaces pods; restarting a failed job would only repeat that
         "failurePolicy": {"maxRestarts": 0},
         "replicatedJobs": [
             {
@@ -92,7 +92,7 @@ def _jobset_spec(job: Job, options: KubernetesOptions) -> Manifest:
 
 
 def _trainjob(job: Job, options: KubernetesOptions) -> list[Manifest]:
-    """A runtime of the run's own, since a shared one would not know its volumes and policies."""
+    """A TrainJob with its own runtime: a shared one would not have its volumes and policies."""
     name = object_name(job)
     template = _jobset_spec(job, options)
     replicated = template["replicatedJobs"][0]
@@ -125,7 +125,7 @@ def _trainjob(job: Job, options: KubernetesOptions) -> list[Manifest]:
 
 
 def _rayjob(job: Job, options: KubernetesOptions) -> list[Manifest]:
-    """The script is the driver: Ray Train's workers in it find their place by themselves."""
+    """The script is the driver; Ray Train places the workers that it creates."""
     inside = in_pods(job, options)
     python = ["python", "-m", job.script] if job.is_module else ["python", job.script]
     worker = _ray_template(job, options)
@@ -138,12 +138,12 @@ def _rayjob(job: Job, options: KubernetesOptions) -> list[Manifest]:
         "shutdownAfterJobFinishes": True,
         "ttlSecondsAfterFinished": 300,
         "backoffLimit": options.max_retries,
-        # JSON is YAML, whatever the directory's name has in it
+        # JSON is valid YAML, whatever characters the directory's name contains
         "runtimeEnvYAML": json.dumps({"env_vars": {RUN_DIR: inside.run_dir}}),
         "submitterPodTemplate": _submitter(job, options),
         "rayClusterSpec": {
             "rayVersion": options.ray_version,
-            # no rank is to be placed on it
+            # no rank must be placed on it
             "headGroupSpec": {
                 "rayStartParams": {"num-cpus": "0", "num-gpus": "0"},
                 "template": head,
@@ -168,7 +168,7 @@ def _rayjob(job: Job, options: KubernetesOptions) -> list[Manifest]:
 
 def _ray_template(job: Job, options: KubernetesOptions) -> Manifest:
     spec = pod_spec(job, options)
-    # KubeRay starts Ray in it, and looks after it by itself
+    # KubeRay starts Ray in it and manages it
     del spec["restartPolicy"]
     for key in ("command", "args"):
         del spec["containers"][0][key]
@@ -176,7 +176,7 @@ def _ray_template(job: Job, options: KubernetesOptions) -> Manifest:
 
 
 def _submitter(job: Job, options: KubernetesOptions) -> Manifest:
-    """KubeRay's own has no rights to give up and no secret to pull the image with."""
+    """The submitter's pod: KubeRay's default has no security context and no pull secret."""
     template = _ray_template(job, options)
     template["metadata"]["labels"][COMPONENT] = SUBMITTER
     spec = template["spec"]
@@ -199,7 +199,7 @@ def _job_spec(job: Job, options: KubernetesOptions) -> Manifest:
         "completionMode": "Indexed",
         "backoffLimit": options.max_retries,
         "podFailurePolicy": {"rules": _failure_rules()},
-        # a pod that is still saving is not yet replaced: two would write to one run
+        # a pod that is still saving must not be replaced yet: two would write to one run
         "podReplacementPolicy": "Failed",
         "template": {"metadata": {"labels": labels(job)}, "spec": pod_spec(job, options)},
     }
@@ -233,7 +233,7 @@ def _metadata(job: Job, options: KubernetesOptions, more: dict[str, str] | None 
 
 
 def _queued(job: Job, options: KubernetesOptions) -> Manifest:
-    """Kueue admits the outermost object; a label on its pods would have it admit them again."""
+    """Kueue admits the outermost object; with a label on its pods it would admit those too."""
     queue = {"kueue.x-k8s.io/queue-name": options.queue} if options.queue else None
     return _metadata(job, options, queue)
 

@@ -1,4 +1,4 @@
-"""What a user may say about a run on Kubernetes, and what of it would be refused. Pure."""
+"""The options of a run on Kubernetes, and their checks. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from drivetrain.core.redaction import clean_text, is_secret, secrets_among
 from drivetrain.launch.job import Job, variable_problems
 from drivetrain.launch.target import option
 
-# What a user may say about a run on Kubernetes, beside the job itself.
+# The options of a run on Kubernetes, in addition to the job itself.
 
 KINDS = ("job", "jobset", "trainjob", "rayjob")
 
@@ -25,39 +25,39 @@ class KubernetesOptions:
 
     kind: str = option("job, jobset, trainjob (Kubeflow Trainer v2) or rayjob (KubeRay)", "job")
     image: str | None = option("container image with the script in it, by tag or digest")
-    workdir: str | None = option("the script's folder in the image; left out: the image's own")
+    workdir: str | None = option("the script's directory in the image; default: the image's own")
     namespace: str = option("namespace", "default")
-    context: str | None = option("context of the kubeconfig; left out: the current one")
+    context: str | None = option("context of the kubeconfig; default: the current one")
     claim: str | None = option("PersistentVolumeClaim (ReadWriteMany) that holds the runs")
-    mount_path: str = option("where it is mounted; the run's directory is below", "/runs")
-    cpus: str | None = option("CPUs of each node, for example 8 or 7500m")
-    memory: str | None = option("memory of each node, for example 64Gi")
-    shm: str = option("size of /dev/shm, a part of the memory", "8Gi")
-    gpu_resource: str = option("what GPUs are called there", "nvidia.com/gpu")
-    resource: tuple[str, ...] = option("another resource: vpc.amazonaws.com/efa=4", ())
-    rdma: bool = option("InfiniBand or EFA: memory may be locked (IPC_LOCK)", False)
-    node_selector: tuple[str, ...] = option("label a machine must have: KEY=VALUE", ())
-    toleration: tuple[str, ...] = option("taint to put up with: KEY[=VALUE][:EFFECT]", ())
+    mount_path: str = option("where it is mounted; the run directory is created below", "/runs")
+    cpus: str | None = option("CPUs per node, for example 8 or 7500m")
+    memory: str | None = option("memory per node, for example 64Gi")
+    shm: str = option("size of /dev/shm; counts as part of the memory", "8Gi")
+    gpu_resource: str = option("resource name of the GPUs", "nvidia.com/gpu")
+    resource: tuple[str, ...] = option("another resource, such as vpc.amazonaws.com/efa=4", ())
+    rdma: bool = option("for InfiniBand or EFA: allow locking memory (IPC_LOCK)", False)
+    node_selector: tuple[str, ...] = option("label that a machine must have: KEY=VALUE", ())
+    toleration: tuple[str, ...] = option("taint to tolerate: KEY[=VALUE][:EFFECT]", ())
     priority_class: str | None = option("PriorityClass")
     queue: str | None = option("Kueue's LocalQueue")
-    secret: tuple[str, ...] = option("Secret whose keys become variables, by its name", ())
-    pull_secret: str | None = option("Secret to pull the image with, by its name")
+    secret: tuple[str, ...] = option("name of a Secret whose keys become environment variables", ())
+    pull_secret: str | None = option("name of the Secret for pulling the image")
     service_account: str | None = option("ServiceAccount of the pods")
     run_as_user: int = option("user id in the containers", 1000)
     ray_version: str | None = option("rayjob: the version of Ray in the image, such as 2.53.0")
-    max_retries: int = option("pods that may fail before the job does; 75 is no failure", 6)
+    max_retries: int = option("pod failures before the job fails; exit code 75 is not one", 6)
 
 
-# Names that Kubernetes accepts, and the run's directory as its pods see it.
+# Names that Kubernetes accepts, and the run directory as the pods see it.
 
-# A pod of a JobSet is called NAME-node-0-INDEX-SUFFIX, in 63 characters.
+# A pod of a JobSet is named NAME-node-0-INDEX-SUFFIX, in at most 63 characters.
 MOST_CHARACTERS = 43
 MARK_CHARACTERS = 8
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
 def object_name(job: Job) -> str:
-    """The job's name with a mark of its run: two runs of one script do not collide."""
+    """Return the job's name plus a hash of its run, so that runs of one script do not collide."""
     plain = re.sub(r"[^a-z0-9]+", "-", job.name.lower()).strip("-")
     if plain[:1].isdigit():  # a Service's name begins with a letter
         plain = f"run-{plain}"
@@ -65,28 +65,28 @@ def object_name(job: Job) -> str:
 
 
 def in_pods(job: Job, options: KubernetesOptions) -> Job:
-    """The same job, its directory where the volume is mounted.
+    """Return the job with its run directory on the mounted volume.
 
-    Everybody's runs lie there side by side: a folder is one run's, and never that of another run
-    whose own folder has the same name.
+    All users' runs are on that volume, so the directory's name contains a hash: runs whose local
+    directories have the same name do not share it.
     """
     folder = f"{PurePosixPath(job.run_dir).name}-{_mark(job)}"
     return replace(job, run_dir=str(PurePosixPath(options.mount_path) / folder))
 
 
 def _mark(job: Job) -> str:
-    """Of whose run it is and where its directory lies; neither changes when it is resumed."""
+    """Return a hash of the run's owner and directory, which do not change on resume."""
     whose = f"{job.owner}:{job.run_dir}"
     return hashlib.sha256(whose.encode()).hexdigest()[:MARK_CHARACTERS]
 
 
 def keeps_checkpoints_in_store(job: Job) -> bool:
-    """Whether checkpoints go to an object store, so that no volume is needed."""
+    """True if checkpoints go to an object store, so that no volume is needed."""
     prefix = "checkpoint.directory="
     return any(w.startswith(prefix) and "://" in w for w in job.script_args)
 
 
-# What would be refused, or go wrong on Kubernetes, known at the client. Each rule is pure.
+# Client-side checks for what Kubernetes would refuse or get wrong. Each rule is pure.
 
 _FORM = re.compile(r"(\d+(?:\.\d+)?)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE]\d+)?")
 _DECIMAL = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
@@ -94,7 +94,7 @@ _BINARY = {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTPE", 
 
 
 def amount_of(text: str) -> float | None:
-    """The number meant; None when Kubernetes would refuse it."""
+    """Parse a quantity; None if Kubernetes would refuse it."""
     match = _FORM.fullmatch(text)
     if match is None:
         return None
@@ -117,7 +117,7 @@ Rule = Callable[[Job, KubernetesOptions], Iterator[Problem]]
 
 
 def problems(job: Job, options: KubernetesOptions) -> list[Problem]:
-    """All of them at once."""
+    """Return the problems that all rules find."""
     return [problem for rule in _RULES for problem in rule(job, options)]
 
 
@@ -135,10 +135,10 @@ def _image(_: Job, options: KubernetesOptions) -> Iterator[Problem]:
         return
     match = _IMAGE.fullmatch(options.image)
     if match is None:
-        yield Problem("--image", "not the name of an image", "NAME:TAG", options.image)
+        yield Problem("--image", "not an image name", "NAME:TAG", options.image)
     elif match["digest"] is None and match["tag"] in (None, "latest"):
-        rule = "a pod started again later may get other code than the run began with"
-        yield Problem("--image", rule, "name a tag of its own, or a digest", options.image)
+        rule = "a pod that is restarted later may get different code"
+        yield Problem("--image", rule, "use a unique tag, or a digest", options.image)
 
 
 def _name(job: Job, _: KubernetesOptions) -> Iterator[Problem]:
@@ -161,7 +161,7 @@ def _object_names(_: Job, options: KubernetesOptions) -> Iterator[Problem]:
     names = [(flag, name) for flag, name in given.items() if name is not None]
     for flag, name in [*names, *(("--secret", each) for each in options.secret)]:
         if flag == "--secret" and ("=" in name or clean_text(name) != name):
-            rule = "takes the name of a Secret, never its content"
+            rule = "must be the name of a Secret, not its content"
             remedy = "kubectl create secret generic my-keys --from-env-file FILE, --secret my-keys"
             yield Problem(flag, rule, remedy, "(not shown)")
         elif not LABEL.fullmatch(name.replace(".", "-")) or len(name) > 63:
@@ -178,13 +178,13 @@ def _quantities(job: Job, options: KubernetesOptions) -> Iterator[Problem]:
     given = {"--cpus": options.cpus, "--memory": options.memory, "--shm": options.shm}
     for flag, text in given.items():
         if text is not None and amount_of(text) is None:
-            usual = "8, or 7500m" if flag == "--cpus" else "64Gi (Gi is 2^30; GB is not known)"
-            yield Problem(flag, "not a quantity of Kubernetes", f"for example {usual}", text)
+            usual = "8, or 7500m" if flag == "--cpus" else "64Gi (Gi is 2^30; GB is not a unit)"
+            yield Problem(flag, "not a Kubernetes quantity", f"for example {usual}", text)
     memory = amount_of(options.memory) if options.memory else None
     shm = amount_of(options.shm)
     if memory is not None and shm is not None and shm >= memory:
-        rule = f"is a part of --memory, which is {options.memory}: nothing would be left"
-        yield Problem("--shm", rule, "lower it, or ask for more --memory", options.shm)
+        rule = f"counts as part of --memory, which is {options.memory}: nothing would be left"
+        yield Problem("--shm", rule, "lower it, or increase --memory", options.shm)
     if options.memory and memory is not None and memory < 2**20:
         rule = "is less than a mebibyte: a unit is missing"
         yield Problem("--memory", rule, f"--memory {options.memory}Gi", options.memory)
@@ -203,7 +203,9 @@ def _pairs(job: Job, options: KubernetesOptions) -> Iterator[Problem]:  # noqa: 
     for text in options.resource:
         key, _, value = text.partition("=")
         if not (_QUALIFIED.fullmatch(key) and amount_of(value) is not None):
-            yield Problem("--resource", "not an amount", "vpc.amazonaws.com/efa=4", text)
+            yield Problem(
+                "--resource", "not a resource and its amount", "vpc.amazonaws.com/efa=4", text
+            )
 
 
 def _tolerations(job: Job, options: KubernetesOptions) -> Iterator[Problem]:  # noqa: ARG001
@@ -219,15 +221,15 @@ def _tolerations(job: Job, options: KubernetesOptions) -> Iterator[Problem]:  # 
 
 
 def _secrets(job: Job, _: KubernetesOptions) -> Iterator[Problem]:
-    remedy = "put it into a Secret and name that: --secret my-keys"
+    remedy = "put it into a Secret and give its name: --secret my-keys"
     yield from variable_problems(job)
     for name, value in (*job.environment, *job.secrets):
         if is_secret(name, value):
-            rule = "looks like a secret, and everybody who sees the job would read it"
+            rule = "looks like a secret, and would be visible to everyone who can see the job"
             yield Problem("--env", rule, remedy, f"{name}=(not shown)")
     for shown in secrets_among((*job.script_args, *job.flags)):
-        rule = "looks like a secret, and everybody who sees the job would read it"
-        remedy = "let the script read it from a variable, and that from a Secret (--secret)"
+        rule = "looks like a secret, and would be visible to everyone who can see the job"
+        remedy = "let the script read it from a variable that comes from a Secret (--secret)"
         yield Problem("the script's arguments", rule, remedy, shown)
 
 
@@ -238,27 +240,27 @@ def _directory(job: Job, options: KubernetesOptions) -> Iterator[Problem]:
         yield Problem("--claim", rule, remedy, has_value=False)
     path = PurePosixPath(options.mount_path)
     if not path.is_absolute() or ".." in path.parts or str(path) in _RESERVED:
-        rule = "not a folder to mount a volume at"
+        rule = "not a directory where a volume can be mounted"
         yield Problem("--mount-path", rule, "--mount-path /runs", options.mount_path)
 
 
 def _script(job: Job, _: KubernetesOptions) -> Iterator[Problem]:
     if PurePosixPath(job.script).is_absolute() and job.script.startswith(job.working_dir):
-        rule = "a path of this machine; pods see the image's files"
+        rule = "a path on this machine; pods see the image's files"
         relative = str(PurePosixPath(job.script).relative_to(job.working_dir))
-        yield Problem("SCRIPT", rule, f"{relative}, with --workdir its folder there", job.script)
+        yield Problem("SCRIPT", rule, f"{relative}, with --workdir for its directory", job.script)
 
 
 def _elastic(job: Job, options: KubernetesOptions) -> Iterator[Problem]:
     if job.is_elastic and options.kind != "rayjob":
-        rule = f"a {options.kind} has as many pods as it says, no more and no fewer"
+        rule = f"a {options.kind} has a fixed number of pods"
         nodes = f"{job.num_nodes}:{job.max_nodes}"
         yield Problem("--nnodes", rule, f"--nnodes {job.num_nodes}", nodes)
 
 
 def _times(job: Job, options: KubernetesOptions) -> Iterator[Problem]:
     if job.time_limit_s is not None and job.time_limit_s <= job.grace_s:
-        rule = f"no longer than the run may take to save ({job.grace_s:g} s)"
+        rule = f"must be longer than the {job.grace_s:g} s allowed for saving"
         yield Problem("--time", rule, "a longer --time", job.time_limit_s)
     if options.max_retries < 0:
         yield Problem("--max-retries", "must be 0 or more", "--max-retries 6", options.max_retries)
@@ -266,16 +268,16 @@ def _times(job: Job, options: KubernetesOptions) -> Iterator[Problem]:
 
 def _ray(_: Job, options: KubernetesOptions) -> Iterator[Problem]:
     if options.kind == "rayjob" and options.ray_version is None:
-        rule = "KubeRay has to know which Ray is in the image"
+        rule = "KubeRay needs the version of Ray in the image"
         yield Problem("--ray-version", rule, "--ray-version 2.53.0", has_value=False)
     elif options.ray_version is not None and not _VERSION.fullmatch(options.ray_version):
-        remedy = "--ray-version 2.53.0, the image's"
-        yield Problem("--ray-version", "not a version of Ray", remedy, options.ray_version)
+        remedy = "--ray-version 2.53.0, the image's version"
+        yield Problem("--ray-version", "not a Ray version", remedy, options.ray_version)
 
 
 def _user(_: Job, options: KubernetesOptions) -> Iterator[Problem]:
     if not 1 <= options.run_as_user < 2**31:
-        rule = "pods do not run as root"
+        rule = "pods must not run as root"
         remedy = "the id of the image's user, for example 1000"
         yield Problem("--run-as-user", rule, remedy, options.run_as_user)
 

@@ -1,4 +1,4 @@
-"""The pod of one node: what runs in it, what it gets, and what it may do. Pure."""
+"""The pod of one node: its command, resources and permissions. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Manifest = dict[str, Any]
 CONTAINER = "node"
 MEET_PORT = 29400
 COMPONENT, SUBMITTER = "app.kubernetes.io/component", "submitter"
-"""The label of the pod that hands a script to Ray, and prints what it prints."""
+"""The label of the pod that submits a script to Ray, and prints its output."""
 _SHM = "/dev/shm"  # noqa: S108 - the mount point itself
-# From the end of saving to the end of the container.
+# Seconds from the end of saving to the end of the container.
 _MARGIN_S = 30
 
 
 def labels(job: Job) -> dict[str, str]:
-    """By which everything of a run is found."""
+    """Return the labels that identify all objects of a run."""
     return {
         "app.kubernetes.io/name": "drivetrain",
         "app.kubernetes.io/instance": object_name(job),
@@ -28,11 +28,11 @@ def labels(job: Job) -> dict[str, str]:
 
 
 def pod_spec(job: Job, options: KubernetesOptions) -> Manifest:
-    """Everything but the command is the same for each kind."""
+    """Return the pod's spec; everything but the command is the same for all kinds."""
     spec: Manifest = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": grace_seconds(job),
-        # nothing in a pod speaks to the API
+        # nothing in a pod uses the API
         "automountServiceAccountToken": False,
         "securityContext": {
             "runAsNonRoot": True,
@@ -59,12 +59,12 @@ def pod_spec(job: Job, options: KubernetesOptions) -> Manifest:
 
 
 def grace_seconds(job: Job) -> int:
-    """Longer than the run may take to save."""
+    """Return the grace period: longer than the run may take to save."""
     return int(job.grace_s) + _MARGIN_S
 
 
 def container(job: Job, options: KubernetesOptions) -> Manifest:
-    """One node's supervisor; its ranks are its children."""
+    """Return the container of one node's supervisor, whose children are the ranks."""
     argv = in_pods(job, options).node_argv(*_meeting(job, options))
     made: Manifest = {
         "name": CONTAINER,
@@ -76,7 +76,7 @@ def container(job: Job, options: KubernetesOptions) -> Manifest:
         "securityContext": _rights(options),
         "volumeMounts": _mounts(options),
     }
-    # the address of the pod itself, which no user can know
+    # the pod's own address, which users cannot know
     made["args"].insert(0, "--local-addr=$(POD_IP)")
     if options.workdir:
         made["workingDir"] = options.workdir
@@ -86,7 +86,7 @@ def container(job: Job, options: KubernetesOptions) -> Manifest:
 
 
 def _meeting(job: Job, options: KubernetesOptions) -> tuple[str, ...]:
-    """In the run's directory, where there is one; else at the first pod, by its name."""
+    """Rendezvous in the run directory if there is a volume, else at the first pod."""
     if options.claim or job.num_nodes == 1:
         return ()
     name = object_name(job)
@@ -97,15 +97,15 @@ def _meeting(job: Job, options: KubernetesOptions) -> tuple[str, ...]:
 
 
 def escaped(word: str) -> str:
-    """Kubernetes expands $(NAME) and makes $$ one; a user's own dollars are meant as they stand."""
+    """Escape dollar signs: Kubernetes expands $(NAME) and turns $$ into $."""
     return word.replace("$", "$$")
 
 
 def environment(job: Job) -> list[Manifest]:
-    """The pod's address, the job's variables; secrets come by reference only."""
+    """Return the pod's address and the job's variables; secrets are referenced only."""
     address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     given = [{"name": name, "value": escaped(value)} for name, value in job.environment]
-    # a home that any user id can write to, for the caches of libraries
+    # a home directory that any user id can write to, for the caches of libraries
     home = {"name": "HOME", "value": "/tmp"}  # noqa: S108
     ours: list[Manifest] = [address, {"name": "PYTHONUNBUFFERED", "value": "1"}, home]
     names = {variable["name"] for variable in given}
@@ -113,7 +113,7 @@ def environment(job: Job) -> list[Manifest]:
 
 
 def resources(job: Job, options: KubernetesOptions) -> Manifest:
-    """Requests are limits: a node that trains is not to be shared."""
+    """Return requests and limits, which are equal: training nodes must not be shared."""
     amounts: dict[str, str] = {}
     if options.cpus:
         amounts["cpu"] = options.cpus
@@ -148,7 +148,7 @@ def _mounts(options: KubernetesOptions) -> list[Manifest]:
 
 
 def toleration(text: str) -> Manifest:
-    """KEY[=VALUE][:EFFECT], as kubectl writes taints."""
+    """Parse KEY[=VALUE][:EFFECT], kubectl's notation for taints."""
     rest, _, effect = text.partition(":")
     key, has_value, value = rest.partition("=")
     made: Manifest = {"key": key, "operator": "Equal" if has_value else "Exists"}

@@ -1,4 +1,4 @@
-"""What pods and events say, in sentences: the API's own objects in, findings out. Pure."""
+"""From the API's pods and events to a status and readable findings. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 _DEADLINE = "DeadlineExceeded"
 _TIME_IS_UP = (
     "its time limit (--time) was reached, and its pods were asked to save;"
-    " drivetrain resume goes on from the last checkpoint"
+    " drivetrain resume continues from the last checkpoint"
 )
 _CONDITIONS = {
     "Complete": State.FINISHED,
@@ -34,7 +34,7 @@ _CONDITIONS = {
 
 
 def findings(pods: Sequence[Object], events: Sequence[Object]) -> list[EnvironmentFinding]:
-    """What is wrong with a run's pods, each thing once."""
+    """Return what is wrong with a run's pods, each problem once."""
     found = [finding for pod in pods for finding in _pod(pod)]
     found += [finding for event in _newest(events) for finding in _event(event)]
     return found
@@ -47,7 +47,7 @@ def status(
     *,
     now: datetime | None = None,
 ) -> Status:
-    """Where the job is: by its own conditions, or else by its pods."""
+    """Return the job's status: from its own conditions, or else from its pods."""
     there = current(pods)
     said = [_leaving(pod, now or datetime.now(UTC)) for pod in there if _is_leaving(pod)]
     said += sorted(findings(there, events), key=lambda finding: finding.severity != "error")
@@ -72,7 +72,7 @@ def _by_condition(
     if state is State.FINISHED:
         return Status(state, "", hosts, 0)
     if state is State.WAITING:
-        return Status(state, "suspended, as a queue does", hosts)
+        return Status(state, "suspended, for example by a queue", hosts)
     if condition.get("reason") == _DEADLINE and code is None:
         return Status(State.STOPPED, _TIME_IS_UP, hosts, _RESUME)
     reason = condition.get("message") or condition.get("reason", "")
@@ -80,7 +80,7 @@ def _by_condition(
 
 
 def current(pods: Sequence[Object]) -> list[Object]:
-    """The newest pod of each node: a failed one stays to be looked at when it has been replaced."""
+    """Return the newest pod of each node: a failed pod is kept after it has been replaced."""
     newest: dict[str, Object] = {}
     for pod in sorted(pods, key=lambda pod: _time(pod["metadata"].get("creationTimestamp"))):
         meta = pod["metadata"]
@@ -89,9 +89,9 @@ def current(pods: Sequence[Object]) -> list[Object]:
 
 
 def speaker(pods: Sequence[Object]) -> Object | None:
-    """The pod whose output is the run's: Ray's submitter, or the node with rank 0.
+    """Return the pod whose output is the run's: Ray's submitter, or the node with rank 0.
 
-    Nodes that meet are numbered by their addresses, in the order of the texts.
+    The rendezvous numbers nodes by their addresses, sorted as text.
     """
     there = current(pods)
     submitters = [pod for pod in there if _component(pod) == SUBMITTER]
@@ -101,12 +101,12 @@ def speaker(pods: Sequence[Object]) -> Object | None:
 
 
 def has_ended(pod: Object) -> bool:
-    """Whether it will print nothing more."""
+    """True if the pod will print nothing more."""
     return _phase(pod) in ("Succeeded", "Failed")
 
 
 def current_events(events: Sequence[Object], owner: Object, pods: Sequence[Object]) -> list[Object]:
-    """Those that still say something: of pods that do not run yet, and of what makes pods."""
+    """Return the current events: of pods that do not run yet, and of what creates pods."""
     waiting = {pod["metadata"].get("uid") for pod in current(pods) if _phase(pod) == "Pending"}
     pods_made = [_time(pod["metadata"].get("creationTimestamp")) for pod in pods]
     last_made = max(pods_made, default=_time(owner["metadata"].get("creationTimestamp")))
@@ -122,10 +122,10 @@ def current_events(events: Sequence[Object], owner: Object, pods: Sequence[Objec
 
 
 def _makes_pods(about: Object, owner: Object) -> bool:
-    """The job itself as it was last started, or what its operator has made for it."""
+    """True for the job itself as last started, or an object of its operator."""
     name = owner["name"]
     if about.get("name") == name:
-        # an operator's objects have their owner's name: those of another kind, another uid
+        # an operator's objects have the owner's name, but another kind and uid
         return about.get("uid") == owner.get("uid") or about.get("kind") != owner.get("kind", "Job")
     return str(about.get("name", "")).startswith(f"{name}-")
 
@@ -150,7 +150,7 @@ def _component(pod: Object) -> str | None:
 
 
 def _is_leaving(pod: Object) -> bool:
-    """Whether it is being deleted: the API still calls it Running, also when its node is lost."""
+    """True if the pod is being deleted: its phase stays Running, even if its node is lost."""
     return bool(pod["metadata"].get("deletionTimestamp")) and not has_ended(pod)
 
 
@@ -159,12 +159,12 @@ def _leaving(pod: Object, now: datetime) -> EnvironmentFinding:
     if now <= _time(until):
         return _finding("leaving", name, "saves and ends", f"until {until}", "nothing", "warning")
     node = pod.get("spec", {}).get("nodeName", "")
-    what = "should have ended and has not: its node may be lost"
+    what = "should have ended but has not: its node may be lost"
     fix = (
-        f"kubectl get node {node}; once that machine is surely off,"
+        f"kubectl get node {node}; once you are sure that machine is off,"
         f" kubectl delete pod {name} --force lets the job replace it"
     )
-    return _finding("lost", name, what, f"was to end by {until}", fix)
+    return _finding("lost", name, what, f"was due to end by {until}", fix)
 
 
 def _exit_code(pods: Sequence[Object]) -> int | None:
@@ -200,23 +200,23 @@ def _waiting(name: str, container: Object, waiting: Object) -> Iterator[Environm
     if reason in _PULL:
         image = container.get("image", "its image")
         fix = (
-            f"see that {image} exists (docker manifest inspect) and may be pulled:"
+            f"check that {image} exists (docker manifest inspect) and can be pulled:"
             " --pull-secret NAME for a private registry"
         )
         yield _finding("image", name, "its image cannot be pulled", f"{reason}: {message}", fix)
     elif reason in ("CreateContainerConfigError", "CreateContainerError"):
-        fix = "kubectl get secret,configmap: is what --secret names in this namespace?"
+        fix = "kubectl get secret,configmap: the Secret of --secret must be in this namespace"
         yield _finding("config", name, "cannot be set up", f"{reason}: {message}", fix)
     elif reason == "CrashLoopBackOff":
         fix = f"kubectl logs {name} --previous"
-        yield _finding("crash", name, "ends again and again", message, fix)
+        yield _finding("crash", name, "keeps ending and being restarted", message, fix)
 
 
 def _terminated(name: str, container: Object, ended: Object) -> Iterator[EnvironmentFinding]:
     code = ended.get("exitCode")
     if ended.get("reason") == "OOMKilled":
         limit = container.get("resources", {}).get("limits", {}).get("memory", "its limit")
-        what = "was killed for want of memory"
+        what = "was killed: out of memory"
         fix = (
             "more --memory (--shm counts as part of it), a smaller micro_batch_size,"
             " fewer data.num_workers, or memory.activation_checkpointing=full"
@@ -224,10 +224,10 @@ def _terminated(name: str, container: Object, ended: Object) -> Iterator[Environ
         yield _finding("memory", name, what, f"OOMKilled, exit code {code}, limit {limit}", fix)
     elif code == _KILLED:
         what = "was killed"
-        fix = "longer terminationGracePeriodSeconds (--grace-period), or see the machine's log"
+        fix = "longer terminationGracePeriodSeconds (--grace-period), or check the machine's log"
         yield _finding("killed", name, what, f"exit code {code}, {ended.get('reason', '')}", fix)
     elif code == _RESUME:
-        what = "has saved, and will be started again"
+        what = "has saved, and will be restarted"
         yield _finding("preempted", name, what, f"exit code {code}", "nothing", "warning")
     elif code:
         fix = f"kubectl logs {name}"
@@ -235,24 +235,26 @@ def _terminated(name: str, container: Object, ended: Object) -> Iterator[Environ
 
 
 def _unschedulable(name: str, message: str) -> EnvironmentFinding:
-    return _finding("scheduling", name, "no machine takes it", message, _why_not(message))
+    return _finding("scheduling", name, "fits on no machine", message, _why_not(message))
 
 
 def _why_not(message: str) -> str:
-    """The scheduler's reasons, with what a user can do about each."""
+    """Return remedies for the reasons that the scheduler gives."""
     fixes = []
     for _, resource in _INSUFFICIENT.findall(message):
         flag = {"cpu": "--cpus", "memory": "--memory"}.get(resource, "--gpus-per-node")
-        fixes.append(f"ask for less {resource} ({flag}), or wait until some is free")
+        fixes.append(f"ask for less {resource} ({flag}), or wait until enough is free")
     for taint in _TAINT.findall(message):
         key, _, value = taint.partition(":")
         text = f"{key.strip()}={value.strip()}" if value.strip() else key.strip()
         fixes.append(f"--toleration {text}")
     if "node affinity/selector" in message or ("didn't match" in message and "selector" in message):
-        fixes.append("see --node-selector: kubectl get nodes --show-labels")
+        fixes.append("check --node-selector: kubectl get nodes --show-labels")
     if "persistentvolumeclaim" in message.lower() or "unbound" in message:
         fixes.append("kubectl get pvc: --claim must name one that is Bound")
-    return "; ".join(dict.fromkeys(fixes)) or "kubectl describe pod shows every machine's reason"
+    return (
+        "; ".join(dict.fromkeys(fixes)) or "kubectl describe pod shows the reason for every machine"
+    )
 
 
 def _evicted(state: Object) -> str:
@@ -260,8 +262,8 @@ def _evicted(state: Object) -> str:
     if "ephemeral" in message:
         return "write to the volume (--claim); or --resource ephemeral-storage=20Gi"
     if "memory" in message:
-        return "ask for the memory it uses (--memory): what is asked for is not taken away"
-    return "ask for what it uses (--cpus, --memory), or give it a --priority-class"
+        return "request the memory it uses (--memory): requested memory is not taken away"
+    return "request what it uses (--cpus, --memory), or give it a --priority-class"
 
 
 def _event(event: Object) -> Iterator[EnvironmentFinding]:
@@ -272,23 +274,23 @@ def _event(event: Object) -> Iterator[EnvironmentFinding]:
         fix = "kubectl get pvc: --claim must exist there, and be ReadWriteMany for several nodes"
         yield _finding("volume", name, "its volume cannot be mounted", message, fix)
     elif reason == "FailedCreate" and "quota" in message:
-        fix = "kubectl describe quota; ask for less, or in another --namespace"
+        fix = "kubectl describe quota; request less, or use another --namespace"
         yield _finding("quota", name, "the namespace's quota is used up", message, fix)
     elif reason == "FailedCreate" and "PodSecurity" in message:
-        fix = "without --rdma, or a namespace that allows it"
+        fix = "leave out --rdma, or use a namespace that allows it"
         yield _finding("security", name, "the namespace does not allow such pods", message, fix)
     elif reason == "FailedCreate":
         kind = str(event.get("involvedObject", {}).get("kind", "job")).lower()
-        fix = f"kubectl describe {kind} {name}, and see what the message names"
+        fix = f"kubectl describe {kind} {name}, and check what the message names"
         yield _finding("creation", name, "its pods cannot be created", message, fix)
     elif reason == "Preempted":
-        fix = "nothing: it goes on when there is room; --priority-class keeps it"
-        what = "made way for something more important"
+        fix = "nothing: it continues when there is room; --priority-class prevents this"
+        what = "was preempted"
         yield _finding("preempted", name, what, message, fix, "warning")
 
 
 def _newest(events: Iterable[Object]) -> list[Object]:
-    """One of each reason and object: the kubelet repeats itself."""
+    """Keep the newest event per reason and object: the kubelet repeats events."""
     latest: dict[tuple[str, str], Object] = {}
     for event in events:
         key = (event.get("reason", ""), event.get("involvedObject", {}).get("name", ""))

@@ -1,4 +1,4 @@
-"""Ray: a Ray Train driver one could have written by hand, handed over by Ray's Jobs API."""
+"""The Ray target: a readable Ray Train driver, submitted with Ray's Jobs API."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from drivetrain.launch.targets.ray.worker import STOP_FILE
 __all__ = ["Ray"]
 
 
-# Ray as a target: its Jobs API carries the driver, Ray Train runs the workers.
+# The Jobs API runs the driver, Ray Train runs the workers.
 
 _FILE = "job.py"
 _SERVER_FILE = "job-server"
 _MORE_S = 20.0
-"""Beyond the time for saving: for Ray to end its workers and its job."""
+"""In addition to the time for saving: for Ray to end its workers and its job."""
 
 
 @dataclass(frozen=True)
 class Ray(RayOptions):
-    """A Ray cluster whose nodes see the client's files."""
+    """Run on a Ray cluster whose nodes see the client's files."""
 
     name: ClassVar[str] = "ray"
 
     def problems(self, job: Job) -> list[Problem]:
-        """Also: what Ray has no word for, and what is our supervisor's and not Ray's."""
+        """Also refuse what Ray does not support, and options of Drivetrain's supervisor."""
         found = [*self.option_problems(), *shape_problems(job)]
         if "working_dir" not in (self.environment_file() if not found else {}):
             found += script_problems(job)
@@ -43,17 +43,17 @@ class Ray(RayOptions):
             rule, remedy = "Ray has no time limit for a job", "leave it out"
             found.append(Problem("--time", rule, remedy, f"{job.time_limit_s} s"))
         if job.gpus_per_node and job.processes_per_node != job.gpus_per_node:
-            rule = f"a Ray worker has one GPU, and {job.gpus_per_node} were asked for per node"
+            rule = f"a Ray worker has one GPU, and {job.gpus_per_node} GPUs per node were requested"
             remedy = f"--nproc-per-node {job.gpus_per_node}"
             found.append(Problem("--nproc-per-node", rule, remedy, job.processes_per_node))
         for word in foreign_flags(job):
             flag, has_value, value = word.partition("=")
-            rule = "of Drivetrain's own supervisor; under --on ray, Ray starts and restarts workers"
+            rule = "an option of Drivetrain's supervisor; here, Ray starts and restarts the workers"
             found.append(Problem(flag, rule, "leave it out", value, has_value=bool(has_value)))
         return found
 
     def render(self, job: Job) -> Rendered:
-        """The driver, and the command that would hand it over by hand."""
+        """Return the driver, and the command that would submit it manually."""
         command = ["ray", "job", "submit", "--no-wait"]
         command += ["--address", self.address] if self.address is not None else []
         environment = self._runtime_env(job)
@@ -62,7 +62,7 @@ class Ray(RayOptions):
         quoted = tuple(shlex.quote(word) for word in command)
         return Rendered(_FILE, driver_script(job, self), quoted)
 
-    def submit(self, job: Job, rendered: Rendered) -> str:  # noqa: ARG002 - the file is there
+    def submit(self, job: Job, rendered: Rendered) -> str:  # noqa: ARG002 - the file exists already
         (Path(job.run_dir) / STOP_FILE).unlink(missing_ok=True)
         entrypoint = shlex.join(self._entrypoint(job))
         environment = self._runtime_env(job)
@@ -74,11 +74,11 @@ class Ray(RayOptions):
         return jobs.poll(_server(job), job_id)
 
     def logs(self, job: Job, job_id: str, *, follow: bool) -> Iterator[str]:
-        """What driver and workers printed, by way of the job server."""
+        """Yield what the driver and the workers printed, from the job server."""
         return jobs.logs(_server(job), job_id, follow=follow)
 
     def stop(self, job: Job, job_id: str) -> None:
-        """Ask the ranks to save, wait for it, and end what is left."""
+        """Ask the ranks to save, wait for them, and stop the job if it still runs."""
         if self.poll(job, job_id).state is State.RUNNING:
             (Path(job.run_dir) / STOP_FILE).touch()
             deadline_s = time.monotonic() + job.grace_s + _MORE_S
@@ -92,12 +92,12 @@ class Ray(RayOptions):
         return [self.interpreter, f"{job.run_dir}/{_FILE}"]
 
     def _runtime_env(self, job: Job) -> dict[str, Any]:
-        """The user's own, with the job's variables in it; never written to disk by us."""
+        """Return the user's runtime environment plus the job's variables; never stored on disk."""
         given = self.environment_file()
         variables = {**given.get("env_vars", {}), **dict(job.environment)}
         return {**given, "env_vars": variables} if variables else given
 
 
 def _server(job: Job) -> str:
-    """Where the job was handed in: behind ray://, Ray starts a process for every question."""
+    """Return the job server's address: with ray://, Ray starts a process for each request."""
     return (Path(job.run_dir) / _SERVER_FILE).read_text()

@@ -1,4 +1,4 @@
-"""What a user may say to Ray, and the Ray Train driver made of it. Pure: text from values."""
+"""The options of the Ray target, and the Ray Train driver. Pure: text from values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.launch.job import Job
 from drivetrain.launch.target import option
 
-# What a user may say to Ray beyond the job itself.
+# The options of the Ray target, in addition to the job itself.
 
 PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
@@ -28,21 +28,25 @@ class RayOptions:
     address: str | None = option(
         "the cluster: http://HEAD:8265, ray://HEAD:10001 or HEAD:6379; default: RAY_ADDRESS"
     )
-    cpus_per_worker: int | None = option("CPUs that each process reserves; 1 if left")
-    resources: tuple[str, ...] = option("NAME=AMOUNT of another resource for each process", ())
-    placement: str | None = option("PACK, SPREAD, STRICT_PACK or STRICT_SPREAD, as Ray has them")
-    accelerator_type: str | None = option("the GPUs' kind, as Ray names it, such as A100")
-    resize_interval: int | None = option("elastic: seconds between looks for more nodes; 60")
+    cpus_per_worker: int | None = option("CPUs reserved by each process; default: 1")
+    resources: tuple[str, ...] = option("another resource of each process: NAME=AMOUNT", ())
+    placement: str | None = option(
+        "Ray's placement strategy: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD"
+    )
+    accelerator_type: str | None = option("Ray's accelerator type, such as A100")
+    resize_interval: int | None = option(
+        "elastic runs: seconds between checks for more nodes; default: 60"
+    )
     runtime_env: str | None = option("a YAML file with Ray's runtime environment for the job")
-    python: str | None = option("the cluster's Python; default: this one")
+    python: str | None = option("Python on the cluster; default: this one")
 
     @property
     def interpreter(self) -> str:
-        """What runs the driver on the cluster."""
+        """The Python that runs the driver on the cluster."""
         return self.python or sys.executable
 
     def option_problems(self) -> list[Problem]:
-        """All that is wrong with the options themselves."""
+        """Return all problems of the options."""
         found = [*self._placement_problems(), *self._number_problems()]
         for text in self.resources:
             if _resource(text) is None:
@@ -60,7 +64,7 @@ class RayOptions:
             return []
         near = difflib.get_close_matches(given.upper(), PLACEMENTS, n=1)
         remedy = f"did you mean {near[0]}?" if near else f"one of {', '.join(PLACEMENTS)}"
-        return [Problem("--placement", "Ray has no such placement", remedy, given)]
+        return [Problem("--placement", "no such placement strategy", remedy, given)]
 
     def _number_problems(self) -> list[Problem]:
         numbers = {"cpus_per_worker": self.cpus_per_worker, "resize_interval": self.resize_interval}
@@ -71,14 +75,14 @@ class RayOptions:
         ]
 
     def resources_per_worker(self, num_gpus: int) -> dict[str, float]:
-        """What Ray is to reserve for each process."""
+        """Return the resources that Ray reserves for each process."""
         asked: dict[str, float] = {"CPU": self.cpus_per_worker or 1}
         if num_gpus:
             asked["GPU"] = num_gpus
         return asked | dict(pair for text in self.resources if (pair := _resource(text)))
 
     def environment_file(self) -> dict[str, Any]:
-        """The runtime environment the user wrote down."""
+        """Read the user's runtime environment file."""
         if self.runtime_env is None:
             return {}
         try:
@@ -90,7 +94,7 @@ class RayOptions:
             ) from None
         if not isinstance(content, dict):
             remedy = "pip: [einops]"
-            rule = "must be keys and values"
+            rule = "must be a mapping of keys to values"
             raise ConfigError([Problem("--runtime-env", rule, remedy, self.runtime_env)])
         return content
 
@@ -106,7 +110,7 @@ def _resource(text: str) -> tuple[str, float] | None:
 # The driver of a job: a Ray Train script. Pure: text from values.
 
 MAX_RESTARTS = 100
-"""As `drivetrain train` has it everywhere."""
+"""The default of `drivetrain train`."""
 _ACCEPT = "--accept-change"
 _UNDERSTOOD = ("--max-restarts", _ACCEPT, "-m", "--module")
 
@@ -124,7 +128,7 @@ from drivetrain.launch.targets.ray.worker import run_script
 run_dir = {run_dir}
 
 trainer = TorchTrainer(
-    # each worker runs the script as it is
+    # each worker runs the unchanged script
     run_script,
     train_loop_config={{
         "argv": {argv},
@@ -138,9 +142,9 @@ trainer = TorchTrainer(
     run_config=RunConfig(
         name="ray",
         storage_path=run_dir,
-        # Ray starts the workers again; the checkpoints in run_dir say where they go on
+        # Ray restarts the workers; they resume from the checkpoints in run_dir
         failure_config=FailureConfig(max_failures={max_failures}),
-        # and this ends a run that would only fail the same way again
+        # ends a run that would only fail in the same way again
         callbacks=[Judge(run_dir, max_failures={max_failures})],
     ),
 )
@@ -149,7 +153,7 @@ sys.exit(fit(trainer))
 
 
 def driver_script(job: Job, options: RayOptions) -> str:
-    """Every line of it, the same for the same job."""
+    """Return the whole script; the same job gives the same text."""
     return _TEXT.format(
         title=f"{job.name} on Ray: {_count(job)}",
         run_dir=_literal(job.run_dir),
@@ -163,18 +167,18 @@ def driver_script(job: Job, options: RayOptions) -> str:
 
 
 def script_argv(job: Job) -> list[str]:
-    """The script and its arguments, as a worker runs them."""
+    """Return the script and its arguments, as a worker runs them."""
     return [*(["-m"] if job.is_module else []), job.script, *job.script_args]
 
 
 def max_failures(job: Job) -> int:
-    """`--max-restarts`, in Ray's words."""
+    """Return Ray's `max_failures`, from `--max-restarts`."""
     given = _given(job, "--max-restarts")
     return int(given[-1]) if given and given[-1].isdigit() else MAX_RESTARTS
 
 
 def _accepted(job: Job) -> str:
-    """A line for the workers, where the run may go on although something has changed."""
+    """Return a line with the accepted changes for the workers, if there are any."""
     keys = _given(job, _ACCEPT)
     return f'\n        "accepted_changes": {_literal(keys)},' if keys else ""
 
@@ -184,12 +188,12 @@ def _given(job: Job, flag: str) -> list[str]:
 
 
 def foreign_flags(job: Job) -> list[str]:
-    """Flags of `drivetrain train` that are about its own supervisor, which Ray stands in for."""
+    """Return flags for Drivetrain's supervisor, which Ray replaces."""
     return [word for word in job.flags if word.partition("=")[0] not in _UNDERSTOOD]
 
 
 def num_workers(job: Job) -> int | tuple[int, int]:
-    """One per process; from the fewest to the most when the run is elastic."""
+    """Return one worker per process; the minimum and maximum if the run is elastic."""
     fewest = job.num_nodes * job.processes_per_node
     return (fewest, job.max_nodes * job.processes_per_node) if job.is_elastic else fewest
 
@@ -208,7 +212,7 @@ def _scaling(job: Job, options: RayOptions) -> Iterator[str]:
 
 
 def _placement(job: Job, options: RayOptions) -> str:
-    """One process per node asks for as many nodes; several per node go as close as they can."""
+    """SPREAD for one process per node on several nodes; else PACK them as closely as possible."""
     if options.placement is not None:
         return options.placement.upper()
     return "SPREAD" if job.max_nodes > 1 and job.processes_per_node == 1 else "PACK"
@@ -226,5 +230,5 @@ def _count(job: Job) -> str:
 
 
 def _literal(value: Any) -> str:
-    """As Python has it, with the quotes that people write."""
+    """Return a Python literal with double quotes."""
     return json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""How a driver runs its trainer, and what it ends with."""
+"""Running the trainer in a driver, and the driver's exit code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOGS_S = 1.0
 
 
 def fit(trainer: TorchTrainer) -> int:
-    """Train to the end; the driver's exit code, 75 meaning: saved, submit it again to go on."""
+    """Train to the end; return the driver's exit code, 75 if saved and to be resumed."""
     code, last_words = _outcome(trainer)
     if last_words:
         _hear_the_workers_out()
@@ -31,16 +31,16 @@ def _outcome(trainer: TorchTrainer) -> tuple[int, str]:
     try:
         result: Any = trainer.fit()
     except TrainingFailedError as error:
-        # the judge's words, where it has spoken; of Ray's own there is more above
+        # the judge's message, if it ended the run; Ray has already printed its own errors
         return WorkerFailure.exit_code, str(getattr(error, "controller_failure", error))
     if getattr(result, "return_value", None) == STOPPED:
-        said = "the run was asked to stop and has saved; drivetrain resume goes on"
+        said = "the run was asked to stop and has saved; drivetrain resume continues it"
         return PREEMPTED_CODE, said
     return 0, ""
 
 
 def _hear_the_workers_out() -> None:
-    """Ray hands on what workers print with a delay; without it, nothing comes after this."""
+    """Wait for the workers' output, which Ray forwards with a delay, then shut Ray down."""
     import ray
 
     time.sleep(_LOGS_S)

@@ -1,4 +1,4 @@
-"""How Ray Train workers fail, in the supervisor's words. Pure, and without Ray."""
+"""Failures of Ray Train workers as the supervisor's types. Pure; does not import Ray."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from drivetrain.supervise.failures.failure import RankFailure, by_cause, root_ca
 from drivetrain.supervise.policy import End, EndKind
 
 _KILLED = -9
-"""Of a worker that Ray only knows to be gone."""
+"""The exit code of a worker of which Ray only knows that it is gone."""
 
 
 class ScriptFailed(Exception):
-    """A rank's script ended badly; the message is the script's own traceback."""
+    """A rank's script failed; the message is the script's own traceback."""
 
     def __init__(self, text: str, exit_code: int, step: int, trains: bool, pid: int = 0) -> None:
         super().__init__(text)
@@ -25,13 +25,13 @@ class ScriptFailed(Exception):
 
 
 def script_error(error: Exception) -> ScriptFailed | None:
-    """Out of the wrapping in which Ray carries a worker's exception; None: the worker is gone."""
+    """Unwrap a worker's exception from Ray's; None if the worker is gone."""
     inner = getattr(error, "_base_exc", error)
     return inner if isinstance(inner, ScriptFailed) else None
 
 
 def as_rank_failure(rank: int, error: Exception) -> RankFailure:
-    """What one worker's end looks like to the supervisor's eye."""
+    """Convert one worker's failure."""
     told = script_error(error)
     if told is None:
         return RankFailure(rank, 0, _KILLED)
@@ -39,16 +39,16 @@ def as_rank_failure(rank: int, error: Exception) -> RankFailure:
 
 
 def end_of(failures: Sequence[RankFailure], errors: Iterable[Exception]) -> End | None:
-    """How the attempt ended: the root cause's code, and how far the ranks had come.
+    """Return how the attempt ended: the root cause's exit code, and the last step of the ranks.
 
-    None when every rank that has ended is simply gone: how far they were, nobody knows.
+    None if all ranks that have ended are simply gone, since their last step is not known.
     """
     told = [script for error in errors if (script := script_error(error)) is not None]
     if not told:
         return None
     cause = root_cause(failures)
     step = max(script.step for script in told)
-    # a rank that only lost its peer speaks of another's death, which Ray has yet to notice
+    # a rank that only lost its peer points to another's death, which Ray has not noticed yet
     was_killed = cause.killed_by is not None or cause.is_collateral
     kind = EndKind.FAILED if step or was_killed else EndKind.START_UP
     trains = any(script.trains for script in told)
@@ -56,7 +56,7 @@ def end_of(failures: Sequence[RankFailure], errors: Iterable[Exception]) -> End 
 
 
 def in_words(failures: Sequence[RankFailure]) -> str:
-    """What the user reads: the consequences folded, the cause in full and last."""
+    """Return the message for the user: the other ranks in one line, the cause in full and last."""
     cause, *others = by_cause(failures)
     text = f"rank {cause.rank} failed first: it {cause.how}"
     if others:

@@ -1,4 +1,4 @@
-"""Ray's Jobs API, as far as a target needs it: the I/O boundary to the cluster."""
+"""The parts of Ray's Jobs API that the target needs: the I/O boundary to the cluster."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from drivetrain.core.requirements import require
 from drivetrain.launch.target import State, Status
 from drivetrain.supervise.policy import PREEMPTED_CODE
 
-# The token of a Ray cluster that asks for one, found where Ray itself looks for it.
+# The token of a Ray cluster that requires one, found where Ray itself looks for it.
 #
-# A new head asks for a token as soon as there is one; whoever comes later has to say that it has
-# one (`RAY_AUTH_MODE=token`), or is refused. Nobody should have to say what can be seen.
+# A new head requires a token as soon as one exists; clients are refused unless they also set
+# `RAY_AUTH_MODE=token`. Users should not have to set that if there is a token.
 
 MODE = "RAY_AUTH_MODE"
 VARIABLE, PATH_VARIABLE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 _REMEDY = (
     "copy the head's token (`ray get-auth-token` there) to ~/.ray/auth_token,"
-    " or name its file in RAY_AUTH_TOKEN_PATH"
+    " or set RAY_AUTH_TOKEN_PATH to its path"
 )
 
 
 def cluster_token() -> str | None:
-    """Of this user; None when there is none, or it is not to be used."""
+    """Return this user's token; None if there is none, or if it must not be used."""
     if os.environ.get(MODE, "token").lower() != "token":
         return None
     if given := os.environ.get(VARIABLE):
@@ -42,7 +42,7 @@ def cluster_token() -> str | None:
 
 
 def token_headers() -> dict[str, str] | None:
-    """For the job server. Ray's other ways in go by the mode, which it reads when imported."""
+    """Headers for the job server; sets the mode for Ray's other clients, read on import."""
     found = cluster_token()
     if found is None:
         return None
@@ -51,9 +51,9 @@ def token_headers() -> dict[str, str] | None:
 
 
 def about_tokens(reason: str) -> tuple[str, str]:
-    """What Ray says of a token that is missing or wrong: the rule, and what to do."""
+    """Return the rule and the remedy for a missing or wrong token."""
     lines = reason.strip().splitlines()
-    return f"the cluster asks for a token ({lines[0] if lines else 'refused'})", _REMEDY
+    return f"the cluster requires a token ({lines[0] if lines else 'refused'})", _REMEDY
 
 
 _STATES = {
@@ -67,7 +67,7 @@ _ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 
 
 def connect(address: str | None) -> Any:
-    """A client of the cluster's job server."""
+    """Return a client of the cluster's job server."""
     headers = token_headers()  # before Ray is imported
     module = require("ray.job_submission", extra="ray")
     require("aiohttp", extra="ray")
@@ -83,7 +83,7 @@ def connect(address: str | None) -> Any:
 
 
 def _wrong_token() -> type[Exception]:
-    """What Ray raises for it; older ones know no tokens."""
+    """Return the exception that Ray raises for a wrong token; older versions have none."""
     exceptions = require("ray.exceptions", extra="ray")
     found: type[Exception] = getattr(exceptions, "AuthenticationError", PermissionError)
     return found
@@ -91,7 +91,7 @@ def _wrong_token() -> type[Exception]:
 
 @contextmanager
 def _given_address_wins(address: str | None) -> Iterator[None]:
-    """Ray lets its variables win over what was said; a flag is said later than a variable."""
+    """Hide Ray's address variables: Ray prefers them to an explicit address."""
     hidden = {n: os.environ.pop(n) for n in _ADDRESSES if address is not None and n in os.environ}
     try:
         yield
@@ -111,7 +111,7 @@ def _unreachable(address: str | None, reason: str) -> EnvironmentProblem:
 def submit(
     address: str | None, entrypoint: str, runtime_env: dict[str, Any], name: str
 ) -> tuple[str, str]:
-    """The job server's own address, whichever way in was given, and Ray's id of the job."""
+    """Submit a job; return the job server's own address and Ray's job id."""
     client = connect(address)
     with _told_plainly():
         made: str = client.submit_job(
@@ -121,17 +121,19 @@ def submit(
 
 
 def poll(address: str, job_id: str) -> Status:
-    """What Ray says of the job."""
+    """Ask Ray for the job's status."""
     client = connect(address)
     try:
         info = client.get_job_info(job_id)
     except RuntimeError:
-        return Status(State.UNKNOWN, f"Ray does not know job {job_id}: was the cluster restarted?")
+        return Status(
+            State.UNKNOWN, f"Ray does not know job {job_id}; the cluster may have been restarted"
+        )
     return status_of(str(info.status), info.driver_exit_code, info.message or "")
 
 
 def status_of(word: str, exit_code: int | None, message: str) -> Status:
-    """Pure: Ray's words in ours. A driver that leaves with 75 has saved because it was asked to."""
+    """Translate Ray's status. Pure. A driver that exits with 75 has saved on request."""
     state = _STATES.get(word, State.UNKNOWN)
     if state is State.FAILED and exit_code == PREEMPTED_CODE:
         return Status(State.STOPPED, "saved", exit_code=exit_code)
@@ -141,7 +143,7 @@ def status_of(word: str, exit_code: int | None, message: str) -> Status:
 
 
 def logs(address: str, job_id: str, *, follow: bool) -> Iterator[str]:
-    """What the driver and, through it, the workers printed."""
+    """Yield what the driver and, through it, the workers printed."""
     client = connect(address)
     with _told_plainly():
         if not follow:
@@ -155,12 +157,12 @@ def logs(address: str, job_id: str, *, follow: bool) -> Iterator[str]:
             if client.get_job_status(job_id).is_terminal():
                 break
             time.sleep(1.0)  # a busy server ends a stream before the job has ended
-        # what was printed last may not have come through
+        # the stream may have missed the last output
         yield client.get_job_logs(job_id)[num_seen:]
 
 
 def _stream(client: Any, job_id: str) -> Iterator[str]:
-    """Ray gives an asynchronous one, from the beginning; the client is not."""
+    """Make Ray's asynchronous stream, which starts at the beginning, synchronous."""
     with asyncio.Runner() as runner:
         pieces = client.tail_job_logs(job_id)
         while (piece := runner.run(anext(pieces, None))) is not None:
@@ -168,7 +170,7 @@ def _stream(client: Any, job_id: str) -> Iterator[str]:
 
 
 def _unseen(pieces: Iterator[str], num_seen: int) -> Iterator[str]:
-    """Without the letters that were there before."""
+    """Skip the characters that were already yielded."""
     for piece in pieces:
         rest = piece[num_seen:]
         num_seen = max(0, num_seen - len(piece))
@@ -177,14 +179,14 @@ def _unseen(pieces: Iterator[str], num_seen: int) -> Iterator[str]:
 
 
 def end(address: str, job_id: str) -> None:
-    """End the driver, and with it everything it started."""
+    """Stop the driver and everything that it has started."""
     with _told_plainly():
         connect(address).stop_job(job_id)
 
 
 @contextmanager
 def _told_plainly() -> Iterator[None]:
-    """Ray's own reason, without its traceback."""
+    """Report Ray's own error message, without a traceback."""
     try:
         yield
     except (RuntimeError, ConnectionError) as error:

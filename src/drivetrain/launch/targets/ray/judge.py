@@ -1,9 +1,9 @@
-"""Judge: Ray decides to start workers again; this says when that could not help.
+"""Judge: Ray restarts workers; the judge ends the run when that could not help.
 
-Ray counts failures and knows no more of them. A mistake in a config, or a step that fails three
-times in a row, would be started again until the budget is used up. The judge sits in Ray's
-controller, hears of each failure before Ray decides, and ends the run by raising, in the same way
-as the supervisor would have (supervise/policy.py).
+Ray only counts failures. After a config error, or when a step fails three times in a row, it would
+restart the workers until the budget is used up. The judge runs in Ray's controller, sees each
+failure before Ray decides, and ends the run by raising an exception, by the same rules as the
+supervisor (supervise/policy.py).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from drivetrain.supervise.policy import Budgets, End, EndKind, decide
 
 
 class RunEnded(DrivetrainError):
-    """The run is over, and starting it again would not help."""
+    """The run is over, and restarting would not help."""
 
 
 class Judge(UserCallback):  # type: ignore[misc, unused-ignore]  # Ray's own, when it is installed
-    """Lives as long as Ray's controller does: it remembers how earlier attempts ended."""
+    """Lives as long as Ray's controller, and remembers how earlier attempts ended."""
 
     def __init__(self, run_dir: str, max_failures: int) -> None:
         self._run_dir = run_dir
@@ -37,10 +37,10 @@ class Judge(UserCallback):  # type: ignore[misc, unused-ignore]  # Ray's own, wh
         self._history: list[End] = []
 
     def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, Exception]) -> None:  # noqa: ARG002
-        """Raise when another attempt would fail again; Ray then ends the run."""
+        """Raise if another attempt would fail again; Ray then ends the run."""
         failures = [as_rank_failure(rank, error) for rank, error in worker_exceptions.items()]
         end = end_of(failures, worker_exceptions.values())
-        if end is None:  # a worker or its node is gone: Ray's own budget is all there is to say
+        if end is None:  # a worker or its node is gone: only Ray's own budget applies
             self._write_down(End(EndKind.FAILED, 0, by_signal=True), failures, "")
             return
         decision = decide(end, self._history, self._budgets)
@@ -51,7 +51,7 @@ class Judge(UserCallback):  # type: ignore[misc, unused-ignore]  # Ray's own, wh
             raise RunEnded(f"{text}\n\n{decision.why}" if decision.why else text)
 
     def _write_down(self, end: End, failures: list[RankFailure], why: str) -> None:
-        """Into the attempt, where `auto` finds how often the run fails."""
+        """Record it in the attempt, where `auto` reads how often the run fails."""
         run = RunDirectory(Path(self._run_dir))
         attempts = run.attempts()
         if attempts and not attempts[-1].end:

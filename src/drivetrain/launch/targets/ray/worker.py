@@ -1,8 +1,8 @@
-"""What every Ray Train worker runs: the user's script, as if `drivetrain train` had started it.
+"""The Ray Train worker function: runs the user's script as if `drivetrain train` had started it.
 
-Ray has set torch's variables and met the other ranks; here the run's directory is added, from which
-a script that trains with Drivetrain goes on. Ray runs this in a thread, where no signal arrives: a
-file in the run's directory asks for the run to stop instead.
+Ray has set torch's variables and formed the process group; this adds the run directory, from which
+a script that trains with Drivetrain resumes. Ray runs it in a thread, which receives no signals, so
+a file in the run directory is the request to stop.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOOK_EVERY_S = 1.0
 
 
 def run_script(config: dict[str, Any]) -> str | None:
-    """The script, to its end; STOPPED when it has saved because somebody asked."""
+    """Run the script; return STOPPED if it was asked to stop and has saved."""
     session = Path(tempfile.mkdtemp(prefix="drivetrain-"))
     errors = session / "error.json"
     os.environ |= ownership.read_secrets(Path(config["run_dir"]))
@@ -43,7 +43,7 @@ def run_script(config: dict[str, Any]) -> str | None:
     if accepted := config.get("accepted_changes"):
         os.environ[ACCEPT_CHANGE] = ",".join(accepted)
     os.chdir(config["working_dir"])
-    sys.path.insert(0, "")  # the script's folder takes this place
+    sys.path.insert(0, "")  # replaced by the script's directory
     stop_file = Path(config["run_dir"]) / STOP_FILE
     try:
         with _watching(stop_file):
@@ -59,12 +59,12 @@ def run_script(config: dict[str, Any]) -> str | None:
 
 @contextmanager
 def _watching(stop_file: Path) -> Iterator[None]:
-    """Pass on what the file asks for; rank by rank, for they agree on the step by themselves."""
+    """Ask this rank to stop when the file appears; the ranks agree on the step by themselves."""
     is_over = threading.Event()
 
     def look() -> None:
         while not is_over.wait(_LOOK_EVERY_S):
-            if stop_file.exists():  # again each time: the run may only be about to listen
+            if stop_file.exists():  # repeatedly: the run may not be listening yet
                 ask_to_stop("drivetrain stop")
 
     threading.Thread(target=look, name="drivetrain-stop", daemon=True).start()

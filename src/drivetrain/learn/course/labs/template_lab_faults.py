@@ -1,12 +1,11 @@
-"""A training that works, as long as nothing goes wrong. Four things in it do not survive a failure.
+"""A training that works as long as nothing fails. Four things in it do not survive a failure.
 
     drivetrain train --run-dir runs/faults --nproc-per-node 2 labs/template_lab_faults.py
 
 The check runs it on two hosts: undisturbed, then with a rank killed, a rank killed while it saves,
-a host that crashes, a network that is cut, a host that must leave. Each run must end with the
-weights of the undisturbed one, to the last bit; no failure may cost more than ten steps; and
-curve.csv in the run's directory must have every step once. Model, data and the number of steps
-stay as they are.
+a host crash, a network cut, and a host that is preempted. Each run must end with the weights of the
+undisturbed run, bit for bit; no failure may cost more than ten steps; and curve.csv in the run's
+directory must have every step once. Do not change the model, the data or the number of steps.
 """
 
 import time
@@ -22,7 +21,7 @@ GENERATOR = torch.Generator().manual_seed(time.time_ns() % 2**31)
 
 
 class Curriculum(Hook):
-    """Noise on the inputs, a little less of it after every step."""
+    """Noise on the inputs, a little less after every step."""
 
     def __init__(self) -> None:
         self.level = 1.0
@@ -46,7 +45,7 @@ CURRICULUM = Curriculum()
 
 def loss(model, batch):
     inputs, classes = batch
-    time.sleep(0.01)  # so that there is time for something to go wrong
+    time.sleep(0.01)  # leaves time for a failure
     noise = CURRICULUM.level * torch.randn(inputs.shape, generator=GENERATOR)
     return F.cross_entropy(model(inputs + noise), classes)
 

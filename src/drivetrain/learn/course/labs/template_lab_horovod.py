@@ -1,10 +1,10 @@
-"""Horovod on two hosts: a script for one process, and the lines that make it one for many.
+"""Horovod on two hosts: a script for one process, and the changes that make it run on many.
 
-The check runs, on the first of two hosts that reach each other by ssh,
+On the first of two hosts that reach each other by ssh, the check runs
 
     horovodrun -np 2 -H h1:1,h2:1 --gloo --network-interfaces eth0 python FILE FOLDER
 
-and wants the losses of one process on both together.
+and requires that both ranks together give the losses of one process.
 """
 
 import sys
@@ -21,14 +21,14 @@ NUM_STEPS = 20
 
 
 def main(folder: str) -> None:
-    # TODO 1: start Horovod; nothing of it works before.
-    raise NotImplementedError("TODO 1: start Horovod")
+    # TODO 1: initialize Horovod; nothing else of it works before.
+    raise NotImplementedError("TODO 1: initialize Horovod")
 
     rank, num_ranks = hvd.rank(), hvd.size()
-    model = new_model(seed=rank)  # as in a script that sets no seed: other weights on each rank
+    model = new_model(seed=rank)  # as in a script that sets no seed: weights differ by rank
     optimizer = new_optimizer(model)
     # TODO 2: let Horovod average the gradients, in the optimizer's step.
-    # TODO 3: all ranks begin with rank 0's weights, and with its optimizer's state.
+    # TODO 3: all ranks begin with rank 0's weights and its optimizer's state.
 
     for step in range(1, NUM_STEPS + 1):
         inputs, classes = global_batch(step)  # 24 samples, the same on every rank

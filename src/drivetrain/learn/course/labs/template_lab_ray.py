@@ -1,8 +1,8 @@
 """Ray Train: two workers on two nodes; one of them is killed, and nothing is lost.
 
 The check starts a Ray cluster of two hosts, runs this file on its head (python FILE FOLDER), and
-ends the process of rank 1 after twelve steps with SIGKILL. In the end there must be 30 steps with
-the losses of one process. Ray starts workers again; where they go on is your code's to know.
+kills the process of rank 1 with SIGKILL after twelve steps. At the end there must be 30 steps with
+the losses of one process. Ray restarts the workers; your code decides where they resume.
 """
 
 import sys
@@ -24,14 +24,14 @@ SAVE_EVERY = 5
 
 
 def train_on_each_worker(config: dict) -> None:
-    """Ray calls this on every worker, also when it starts them again."""
+    """Ray calls this on every worker, also after a restart."""
     context = ray.train.get_context()
     rank, num_ranks = context.get_world_rank(), context.get_world_size()
     model = prepare_model(new_model())  # torch's DDP around it: gradients are averaged
     optimizer = new_optimizer(model)
     first = 1
     # TODO 1: ray.train.get_checkpoint() is None, or what was reported last. Load model and
-    # optimizer from it, and go on with the step after it.
+    # optimizer from it, and continue with the step after it.
     if ray.train.get_checkpoint() is not None:
         raise NotImplementedError("TODO 1: load the checkpoint")
 
@@ -45,7 +45,7 @@ def train_on_each_worker(config: dict) -> None:
         loss.backward()
         optimizer.step()
         note(config["folder"], step, rank, num_ranks, loss.item(), model)
-        time.sleep(0.2)  # so that there is time for something to go wrong
+        time.sleep(0.2)  # leaves time for a failure
         if step % SAVE_EVERY == 0:
             report(model, optimizer, step, loss.item(), rank)
 
@@ -53,15 +53,15 @@ def train_on_each_worker(config: dict) -> None:
 def report(
     model: nn.Module, optimizer: torch.optim.Optimizer, step: int, loss: float, rank: int
 ) -> None:
-    """Tell Ray how far we are. Every worker must call ray.train.report; one hands over files."""
+    """Report to Ray. Every worker must call ray.train.report; one of them passes files."""
     with tempfile.TemporaryDirectory() as folder:
-        # TODO 3: on rank 0, save all that the next step depends on into `folder`, and hand it over
-        # with checkpoint=Checkpoint.from_directory(folder).
+        # TODO 3: on rank 0, save everything that the next step depends on into `folder`, and pass
+        # it with checkpoint=Checkpoint.from_directory(folder).
         ray.train.report({"step": step, "loss": loss})
 
 
 def make_trainer(folder: str) -> TorchTrainer:
-    # TODO 4: two workers, each on a node of its own; start them again when one is lost.
+    # TODO 4: two workers, each on its own node; restart them when one is lost.
     return TorchTrainer(
         train_on_each_worker,
         train_loop_config={"folder": folder},

@@ -1,11 +1,11 @@
-"""A training that is right, and slow. Find out where its time goes, and make it fast.
+"""A training that is correct but slow. Find out where its time goes, and make it fast.
 
     drivetrain train --run-dir runs/slow --nproc-per-node 2 labs/template_lab_slow.py
     drivetrain status runs/slow
 
-The check runs it on two hosts, in turns with the solution, and compares steps a second. It must
-stay the same training: the same losses in every step, and a checkpoint every 20 steps at least.
-`read` is a storage that is far away: it answers after two milliseconds, and nobody can make it
+The check runs it on two hosts, alternating with the solution, and compares steps per second. It
+must stay the same training: the same losses in every step, and a checkpoint at least every 20
+steps. `read` simulates remote storage: it answers after two milliseconds, and you cannot make it
 faster.
 """
 
@@ -36,7 +36,7 @@ LINES = make_lines()
 
 
 def read(index: int) -> str:
-    """One line from a storage that is far away."""
+    """Read one line from remote storage."""
     time.sleep(0.002)
     return LINES[index]
 
@@ -65,7 +65,7 @@ class Model(nn.Module):
 
 
 def smoothed(signal):
-    """The mean of each value and its neighbours."""
+    """Return the mean of each value and its neighbours."""
     means = []
     for place in range(signal.shape[1]):
         around = signal[:, max(0, place - 1) : place + 2]
@@ -81,7 +81,7 @@ def loss(model, batch):
 
 
 def note_accuracy(logits, classes) -> None:
-    """Over all ranks, so that everybody can look at it."""
+    """The accuracy over all ranks, on every rank."""
     right = (logits.argmax(dim=1) == classes).float().mean()
     if dist.is_initialized():
         dist.all_reduce(right)

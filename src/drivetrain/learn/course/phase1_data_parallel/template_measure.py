@@ -8,16 +8,16 @@ import torch.distributed as dist  # noqa: F401
 
 
 def measure(sizes: list[int]) -> dict[int, float]:
-    """Seconds that one message of each size (in bytes) takes from rank 0 to rank 1.
+    """Return the seconds that one message of each size (in bytes) takes from rank 0 to rank 1.
 
-    Called on both of two ranks; what rank 0 returns counts.
+    Called on both of two ranks; the check uses what rank 0 returns.
     """
-    # TODO 1: ping-pong; several times per size.
+    # TODO 1: ping-pong, several times per size.
     raise NotImplementedError("TODO 1 of measure")
 
 
 def fit_line(sizes: list[int], seconds: list[float]) -> tuple[float, float]:
-    """Latency in seconds and bandwidth in bytes per second: seconds = latency + size / bandwidth.
+    """Return latency (s) and bandwidth (bytes per s) of seconds = latency + size / bandwidth.
 
     One of the points may be an outlier.
     """

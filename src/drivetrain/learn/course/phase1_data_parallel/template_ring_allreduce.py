@@ -1,4 +1,4 @@
-"""Exercise ring_allreduce: every rank talks to its neighbours only.
+"""Exercise ring_allreduce: every rank communicates with its neighbours only.
 
 Guidelines: guidelines.md, part 6. Check: drivetrain learn check ring_allreduce
 """
@@ -15,6 +15,6 @@ def ring_all_reduce(tensor: torch.Tensor) -> None:
 
     Allowed: dist.send, dist.recv, dist.isend, dist.irecv, dist.batch_isend_irecv.
     """
-    # TODO 1: reduce-scatter: n−1 steps; chunks go round and are added to.
-    # TODO 2: all-gather: n−1 steps; finished chunks go round and are copied.
+    # TODO 1: reduce-scatter: n−1 steps; chunks go round the ring and are added to.
+    # TODO 2: all-gather: n−1 steps; finished chunks go round the ring and are copied.
     raise NotImplementedError("TODO 1 and 2 of ring_all_reduce")

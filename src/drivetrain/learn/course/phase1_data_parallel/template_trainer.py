@@ -14,12 +14,12 @@ def backward_and_average(
     """Leave in every parameter's `.grad` the gradient of the mean loss over all ranks' tokens.
 
     Each rank calls this with its own tokens (rows of `inputs`, numbers in `classes`); there may be
-    3 on one rank, 17 on another, and none on a third. Gradients are zero before. The caller then
-    steps the optimizer. Returns the mean loss over all tokens of all ranks, on every rank.
+    3 on one rank, 17 on another, and none on a third. Gradients are zero before the call, and the
+    caller then steps the optimizer. Return the mean loss over all ranks' tokens, on every rank.
 
     dist.all_reduce is allowed here: you write your own in the next exercises.
     """
     # TODO 1: the loss of this rank's tokens (nn.functional.cross_entropy), and its backward.
-    # TODO 2: exchange gradients, so that all ranks have those of the mean over all tokens.
+    # TODO 2: exchange gradients, so that all ranks have that of the mean over all tokens.
     # TODO 3: the mean loss over all tokens.
     raise NotImplementedError("TODO 1 to 3 of backward_and_average")

@@ -15,12 +15,12 @@ def accumulate(
 
     That is over all micro-batches (inputs, classes) of all ranks. Micro-batches differ in their
     number of tokens, and ranks in their number of micro-batches; each rank has at least one.
-    Gradients are zero before. The caller then steps the optimizer. Returns the mean loss over all
-    tokens, on every rank.
+    Gradients are zero before the call, and the caller then steps the optimizer. Return the mean
+    loss over all tokens, on every rank.
 
-    Activations of one micro-batch at a time are in memory, and gradients are sent once a step.
+    Only one micro-batch's activations are in memory at a time, and gradients are sent once a step.
     """
-    # TODO 1: forward and backward of each micro-batch; what must be divided, and when?
+    # TODO 1: forward and backward of each micro-batch. What must be divided, and when?
     # TODO 2: one reduction over the ranks.
     # TODO 3: the mean loss over all tokens.
     raise NotImplementedError("TODO 1 to 3 of accumulate")

@@ -9,7 +9,7 @@ from torch import nn
 
 
 class LossScaler:
-    """By how much the loss is multiplied before backward."""
+    """The factor by which the loss is multiplied before backward."""
 
     def __init__(self, scale: float, growth_interval: int) -> None:
         self.scale = scale
@@ -33,13 +33,13 @@ def train_step(
 ) -> bool:
     """One step on all ranks, computed in `dtype`; the weights stay in fp32.
 
-    Every rank has its own tokens, equally many. The optimizer steps with the gradient of the mean
-    over all of them, its norm clipped to `max_norm`. With torch.float16 there is a scaler; with
-    torch.bfloat16 there is none. When a gradient has overflowed, on any rank, no rank steps.
-    Returns whether the optimizer has stepped.
+    Every rank has its own tokens, the same number on each. The optimizer steps with the gradient
+    of the mean over all of them, its norm clipped to `max_norm`. With torch.float16 there is a
+    scaler; with torch.bfloat16 there is none. If a gradient has overflowed on any rank, no rank
+    steps. Return whether the optimizer has stepped.
     """
     # TODO 2: forward in `dtype` (torch.autocast("cpu", dtype=dtype)); backward of the scaled loss.
     # TODO 3: average gradients over the ranks, in one all_reduce.
-    # TODO 4: on overflow, skip the step, on all ranks alike. Update the scaler in either case.
+    # TODO 4: on overflow, all ranks skip the step. Update the scaler in either case.
     # TODO 5: otherwise unscale, clip (torch.nn.utils.clip_grad_norm_), step.
     raise NotImplementedError("TODO 2 to 5 of train_step")

@@ -19,18 +19,18 @@ def gpipe(stage: int, num_stages: int, num_micro_batches: int) -> Schedule:
 
 
 def one_f_one_b(stage: int, num_stages: int, num_micro_batches: int) -> Schedule:
-    """As few forwards ahead as keep everyone busy, then forward and backward in turn.
+    """As few forwards ahead as keep all stages busy, then forward and backward alternately.
 
     Stage s never holds more than num_stages − s micro-batches (forward done, backward not).
     """
-    # TODO 2: warm-up, one forward and one backward in turn, and the rest.
+    # TODO 2: warm-up, then one forward and one backward alternately, then the rest.
     raise NotImplementedError("TODO 2 of one_f_one_b")
 
 
 def run(schedule: Schedule, stage: Any) -> None:
-    """Run one step of this rank's stage; rank r has stage r.
+    """Run one step of this rank's stage; rank r runs stage r.
 
-    stage.is_first, stage.is_last, stage.shape (of what goes from stage to stage, float32)
+    stage.is_first, stage.is_last, stage.shape (of the tensors between stages, float32)
     stage.forward(micro_batch, inputs)      → outputs; the first stage has its own inputs (None),
                                               and the last one returns None
     stage.backward(micro_batch, gradient)   → gradient of its inputs; the last stage begins with its

@@ -14,16 +14,16 @@ class BucketedDDP:
     Each rank does, in every step:
 
         loss.backward()    # your hooks start the reductions
-        ddp.finish()       # they have arrived, in every parameter's .grad
+        ddp.finish()       # every parameter's .grad now has the mean
         optimizer.step()
 
     dist.all_reduce(tensor, async_op=True) returns a request at once; request.wait() waits for it.
     """
 
     def __init__(self, model: nn.Module, bucket_bytes: int) -> None:
-        """Divide the parameters into buckets of at most `bucket_bytes`, and register hooks.
+        """Split the parameters into buckets of at most `bucket_bytes`, and register hooks.
 
-        A parameter that is larger than that has a bucket of its own. Backward computes the
+        A parameter that is larger than that gets its own bucket. Backward computes the
         gradients of the last layers first.
         """
         # TODO 1: the buckets, in the order in which backward fills them.
@@ -35,7 +35,7 @@ class BucketedDDP:
         """Return when every .grad is the mean over all ranks.
 
         A parameter that was not used on this rank has no gradient (None), but may have been used
-        on another rank: here it counts as zero.
+        on another rank. On this rank its gradient counts as zero.
         """
         # TODO 3: start what backward has not started; wait; divide; write into .grad.
         raise NotImplementedError("TODO 3 of BucketedDDP")

@@ -8,17 +8,17 @@ import torch.distributed as dist  # noqa: F401
 
 
 class TopK:
-    """Every rank sends its largest entries only, and adds the rest to its next gradient."""
+    """Every rank sends only its largest entries, and adds the rest to its next gradient."""
 
     def __init__(self, share: float) -> None:
-        """Of a gradient with m entries, round(share · m) are sent."""
-        # TODO 1: what has to be remembered from step to step.
+        """Send round(share · m) entries of a gradient with m entries."""
+        # TODO 1: the state to keep from step to step.
         raise NotImplementedError("TODO 1 of TopK")
 
     def all_reduce(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The mean over all ranks of what each one sends; the same on every rank.
+        """Return the mean over all ranks of what each sends; the same on every rank.
 
-        `gradient` has one dimension, always the same length, and is not changed. A rank sends an
+        `gradient` has one dimension and always the same length; do not change it. A rank sends an
         entry as a value and an index: dist.all_gather_into_tensor(all_of_them, own).
         """
         # TODO 2: gradient + what was left over; its largest entries by absolute value.
@@ -27,15 +27,15 @@ class TopK:
 
 
 class PowerSGD:
-    """A matrix is sent as two thin ones, whose product is near it."""
+    """Sends a matrix as two thin ones, whose product approximates it."""
 
     def __init__(self, rank: int) -> None:
         """`rank` is the number of columns of the thin matrices (not a process's rank)."""
-        # TODO 4: what has to be remembered from step to step.
+        # TODO 4: the state to keep from step to step.
         raise NotImplementedError("TODO 4 of PowerSGD")
 
     def all_reduce(self, matrix: torch.Tensor) -> torch.Tensor:
-        """A matrix of rank `rank` near the mean over all ranks; the same on every rank.
+        """Return a matrix of rank `rank` near the mean over all ranks; the same on every rank.
 
         With M = matrix + what was left over, and Q of shape (columns, rank), the same on all ranks:
         P = mean of M·Q, made orthonormal (torch.linalg.qr); Q = mean of Mᵀ·P; the result is P·Qᵀ.

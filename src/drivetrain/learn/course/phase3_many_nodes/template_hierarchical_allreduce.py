@@ -1,4 +1,4 @@
-"""Exercise hierarchical_allreduce: spare the slow link between hosts.
+"""Exercise hierarchical_allreduce: send as little as possible over the slow link between hosts.
 
 Guidelines: guidelines.md, part 5. Check: drivetrain learn check hierarchical_allreduce
 """
@@ -12,8 +12,8 @@ def hierarchical_all_reduce(
 ) -> None:
     """Replace `tensor` by its sum over all ranks, in place, on every rank.
 
-    `host` is the group of the k ranks on this rank's host. `across` is the group of the ranks that
-    have this rank's place on the h hosts. With 2 hosts of 3 ranks:
+    `host` is the group of the k ranks on this rank's host. `across` is the group of the ranks at
+    this rank's position on each of the h hosts. With 2 hosts of 3 ranks:
 
         host       [0, 1, 2] on host 0, [3, 4, 5] on host 1
         across     [0, 3], [1, 4], [2, 5]

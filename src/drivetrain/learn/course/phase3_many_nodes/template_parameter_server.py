@@ -10,7 +10,7 @@ import torch.distributed as dist  # noqa: F401
 
 
 def serve(parameters: torch.Tensor, num_steps: int, learning_rate: float, max_lead: float) -> None:
-    """Runs on rank 0: applies the gradients of all workers, and gives them new parameters.
+    """Runs on rank 0: applies the gradients of all workers, and sends them new parameters.
 
     Each of the workers 1 … n−1 sends `num_steps` gradients. Each is applied as soon as it arrives,
     in place:
@@ -19,12 +19,12 @@ def serve(parameters: torch.Tensor, num_steps: int, learning_rate: float, max_le
 
     A worker that has sent t gradients may begin its next step when all others have sent at least
     t − max_lead: 0 is synchronous, 2 lets the fastest be two steps ahead of the slowest, math.inf
-    is asynchronous. Until then it is not answered, while others are. It then gets the parameters
-    with all gradients that have arrived, its own among them.
+    is asynchronous. Until then the server does not answer it, but does answer others. Then it gets
+    the parameters with all gradients that have arrived, including its own.
 
-    dist.recv(tensor) without a source takes whatever comes first, and returns the sender's rank.
+    dist.recv(tensor) without a source receives the first message, and returns the sender's rank.
     """
-    # TODO 1: first parameters for everyone; then receive, apply, answer whoever may go on.
+    # TODO 1: first parameters for all; then receive, apply, answer workers that may continue.
     raise NotImplementedError("TODO 1 of serve")
 
 

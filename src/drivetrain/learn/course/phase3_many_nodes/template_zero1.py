@@ -1,4 +1,4 @@
-"""Exercise zero1: every rank keeps the optimizer's state for its part of the parameters only.
+"""Exercise zero1: every rank keeps only the optimizer's state for its part of the parameters.
 
 Guidelines: guidelines.md, part 2. Check: drivetrain learn check zero1
 """
@@ -15,7 +15,7 @@ class ShardedOptimizer:
 
     `optimizer_of(tensors)` makes a real optimizer for a list of tensors, for instance
     torch.optim.Adam(tensors, lr=0.01): its state is as large as the tensors, or twice that. It
-    works element by element, so a flat piece of many parameters can be stepped as well as whole
+    works element by element, so it can step a flat piece of many parameters as well as whole
     ones.
     """
 
@@ -24,19 +24,19 @@ class ShardedOptimizer:
         parameters: list[nn.Parameter],
         optimizer_of: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
     ) -> None:
-        """Divide all parameters, laid end to end, into n parts of equal length; keep one.
+        """Split all parameters, concatenated, into n parts of equal length; keep one.
 
         Their number need not be divisible by n.
         """
-        # TODO 1: this rank's part of the parameters, and an optimizer for it alone.
+        # TODO 1: this rank's part of the parameters, and an optimizer for that part only.
         raise NotImplementedError("TODO 1 of ShardedOptimizer")
 
     def step(self) -> None:
-        """Every parameter's .grad is this rank's own; afterwards all ranks have equal parameters.
+        """Step from every rank's own .grad; afterwards all ranks have equal parameters.
 
-        No rank sends more than 2(n−1)/n·S bytes: as many as an all-reduce.
+        No rank sends more than 2(n−1)/n·S bytes, as in an all-reduce.
         """
         # TODO 2: dist.reduce_scatter_tensor(own_part, all_of_it): the sum of this rank's part.
         # TODO 3: step, on this part.
-        # TODO 4: dist.all_gather_into_tensor(all_of_it, own_part), and into the parameters.
+        # TODO 4: dist.all_gather_into_tensor(all_of_it, own_part), then copy into the parameters.
         raise NotImplementedError("TODO 2 to 4 of ShardedOptimizer")

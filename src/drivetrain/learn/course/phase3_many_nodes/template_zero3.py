@@ -11,19 +11,19 @@ import torch.distributed as dist  # noqa: F401
 
 
 class Layer(Protocol):
-    """What the check gives you: a layer that is told its parameters, instead of holding them."""
+    """What the check passes: a layer that takes its parameters as an argument."""
 
     num_parameters: int
 
     def initial(self) -> torch.Tensor:
-        """Its first parameters, in one dimension; the same on every rank."""
+        """Return its initial parameters, in one dimension; the same on every rank."""
 
     def compute(self, parameters: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        """Its outputs; torch can differentiate them."""
+        """Return its outputs; torch can differentiate them."""
 
 
 class ShardedLayers:
-    """Layers one after another, of whose parameters every rank keeps 1/n.
+    """A sequence of layers; every rank keeps 1/n of each layer's parameters.
 
     Each rank does, in every step:
 
@@ -36,24 +36,24 @@ class ShardedLayers:
     shards: list[torch.Tensor]
 
     def __init__(self, layers: Sequence[Layer]) -> None:
-        """One shard per layer: ⌈num_parameters / n⌉ elements, and no more than that is kept."""
+        """Keep one shard per layer, ⌈num_parameters / n⌉ elements, and nothing else."""
         # TODO 1: self.shards.
         raise NotImplementedError("TODO 1 of ShardedLayers")
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The last layer's outputs, without gradient.
+        """Return the last layer's outputs, without gradient.
 
-        While a layer is computed, the parameters of the next one are on their way
-        (dist.all_gather_into_tensor(whole, shard, async_op=True)), and no others are here.
+        While a layer is computed, the parameters of the next one are being gathered
+        (dist.all_gather_into_tensor(whole, shard, async_op=True)), and no others are in memory.
         """
-        # TODO 2: layer by layer: whole parameters, compute, free; keep what backward needs.
+        # TODO 2: layer by layer: gather, compute, free; keep what backward needs.
         raise NotImplementedError("TODO 2 of ShardedLayers")
 
     def backward(self, gradient: torch.Tensor) -> None:
-        """`gradient` is that of the loss with respect to what forward returned, on this rank.
+        """Leave in every shard's .grad the mean over all ranks.
 
-        Leaves in every shard's .grad the mean over all ranks.
+        `gradient` is this rank's gradient of the loss with respect to what forward returned.
         """
-        # TODO 3: backwards: whole parameters again, compute again, torch.autograd.grad,
+        # TODO 3: in reverse order: gather again, compute again, torch.autograd.grad,
         #         dist.reduce_scatter_tensor of the parameters' gradient, free.
         raise NotImplementedError("TODO 3 of ShardedLayers")

@@ -1,4 +1,4 @@
-"""Exercise rendezvous: processes that come and go agree on who is in.
+"""Exercise rendezvous: processes that join and leave agree on the members.
 
 Guidelines: guidelines.md, part 4. Check: drivetrain learn check rendezvous
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class World:
-    """Who trains together, until somebody is lost or somebody comes."""
+    """The processes that train together, until one is lost or a new one joins."""
 
     number: int
     """1 for the first world, 2 for the next …"""
@@ -18,24 +18,24 @@ class World:
 
 
 def join(store: Any, name: str, min_members: int, quiet_s: float) -> World:
-    """Wait for the next world to be agreed upon, and return it: the same to all its members.
+    """Wait until the next world is agreed upon, and return it, the same to all its members.
 
-    It is closed when it has min_members or more and nobody new has come for quiet_s. Who comes
-    later waits for the world after it. Anybody may be killed at any moment, the first one too; who
-    is killed while waiting may or may not be among the members.
+    It is closed when it has min_members or more and no process has joined for quiet_s. A process
+    that comes later waits for the world after it. Any process may be killed at any moment, even
+    the first; one that is killed while it waits may or may not be among the members.
 
-    store is torch's TCPStore, on which each of these happens as a whole:
+    store is torch's TCPStore, on which each of these calls is atomic:
     set(key, text), get(key) → bytes (waits for the key), check([key]) → bool,
-    add(key, n) → the new sum, compare_set(key, "", text) → bytes: sets the key if it is not there,
-    and returns what is there afterwards.
+    add(key, n) → the new sum, compare_set(key, "", text) → bytes: sets the key if it does not
+    exist, and returns the value stored afterwards.
     """
-    # TODO 1: which world is next? Put your name down for it.
-    # TODO 2: wait until it is closed. Whoever sees that it can be closed tries to; one succeeds.
-    # TODO 3: are you in it? Otherwise try the next one.
+    # TODO 1: which world is next? Register your name for it.
+    # TODO 2: wait until it is closed. Any process that sees it can be closed tries; one succeeds.
+    # TODO 3: if you are not in it, try the next one.
     raise NotImplementedError("TODO 1 to 3 of join")
 
 
 def somebody_waits(store: Any, world: World) -> bool:
-    """Whether anybody has put their name down for the world after this one."""
-    # TODO 4: this must not wait.
+    """True if any process has registered for the world after this one."""
+    # TODO 4: this must not block.
     raise NotImplementedError("TODO 4 of somebody_waits")

@@ -1,4 +1,4 @@
-"""Weigh grains by their outline; outlines lie in many small files, of which some are kept.
+"""Predict the weight of grains from their outlines, which are in many small, partly cached files.
 
 drivetrain train --nproc-per-node 2 puzzles/grains.py
 """
@@ -17,9 +17,9 @@ from drivetrain import Task, Trainer, load_config
 
 NUM_GRAINS, NUM_POINTS = 1000, 16
 PART = 8
-"""Grains in a file."""
+"""Grains per file."""
 KEPT = 64
-"""Files in memory."""
+"""Files kept in memory."""
 
 
 def file_of(folder, part):
@@ -33,7 +33,7 @@ def write_parts(folder):
 
 
 class Outlines(Dataset):
-    """Reads a file once and keeps it, until enough others have come after it."""
+    """Reads a file once, and keeps it until enough other files have been read after it."""
 
     def __init__(self, folder):
         self.folder = folder

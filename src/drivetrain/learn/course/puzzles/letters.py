@@ -1,4 +1,4 @@
-"""Read letters of which one is rare, and count how often the rare one came up.
+"""Classify letters of which one is rare, and count how often the rare one occurred.
 
 drivetrain train --nproc-per-node 2 puzzles/letters.py
 """
@@ -25,14 +25,14 @@ def written():
 
 
 class RareLetters(Hook):
-    """How many there were, on all ranks together."""
+    """Counts the rare letters on all ranks together."""
 
     def __init__(self):
         self.total = 0
         self.group = None
 
     def on_fit_start(self, trainer):
-        # A group of their own: the counts must not get in the way of the gradients.
+        # A separate group, so that the counts do not interfere with the gradients.
         if dist.is_initialized() and dist.get_world_size() > 1:
             self.group = dist.new_group()
 

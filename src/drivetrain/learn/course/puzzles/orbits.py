@@ -1,4 +1,4 @@
-"""Learn to tell an orbit's energy; now and then the weights are shaken to leave flat regions.
+"""Learn an orbit's energy; from time to time the weights are shaken to leave flat regions.
 
 drivetrain train --nproc-per-node 2 puzzles/orbits.py
 """
@@ -15,7 +15,7 @@ SHAKE_EVERY, SHAKE_BY = 8, 1e-3
 
 
 def observed():
-    """Place and speed, in two dimensions; the energy follows from them."""
+    """Position and velocity in two dimensions; the energy is computed from them."""
     seen = torch.randn(NUM_ORBITS, 4, generator=torch.Generator().manual_seed(6))
     place, speed = seen[:, :2], seen[:, 2:]
     energy = 0.5 * speed.square().sum(1) - 1 / (place.norm(dim=1) + 0.5)
@@ -32,7 +32,7 @@ def loss(model, batch):
 
 
 class Shake(Hook):
-    """Every so many steps, a little noise on all weights."""
+    """Adds a little noise to all weights every SHAKE_EVERY steps."""
 
     @torch.no_grad()
     def on_train_batch_end(self, trainer, step):

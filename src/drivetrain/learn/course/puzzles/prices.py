@@ -1,4 +1,4 @@
-"""Estimate prices of houses, with a penalty on large weights.
+"""Estimate house prices, with a penalty on large weights.
 
 drivetrain train --nproc-per-node 2 puzzles/prices.py
 """
@@ -32,7 +32,7 @@ def num_ranks():
 
 
 def size_of(model):
-    """Of all weights together; the same on every rank, since all have the same weights."""
+    """The sum of all squared weights; the same on every rank, as all have the same weights."""
     return sum(weight.square().sum() for weight in model.parameters())
 
 
@@ -40,7 +40,7 @@ def loss(model, batch):
     facts, prices = batch
     estimates = model(facts).squeeze(1)
     error = F.mse_loss(estimates, prices)
-    # Gradients are averaged over the ranks, so that the penalty would count 1/n.
+    # Gradients are averaged over the ranks, so the penalty would count only 1/n.
     penalty = PENALTY * num_ranks() * size_of(model)
     return error + penalty
 

@@ -1,4 +1,4 @@
-"""Sort scans into clear and blurred; one scan of each step is kept for a contact sheet.
+"""Classify scans as clear or blurred; one scan of each step is kept for a contact sheet.
 
 drivetrain train --nproc-per-node 2 puzzles/scans.py
 """
@@ -17,7 +17,7 @@ from drivetrain import Hook, Task, Trainer, load_config
 NUM_SCANS, SIDE = 1024, 64
 MIB = 1 << 20
 ALLOWED_MORE = 512 * MIB
-"""What a process may take beyond its start: a container's limit would be like this."""
+"""Memory that a process may allocate after its start, like a container's limit."""
 
 
 def scanned():
@@ -33,7 +33,7 @@ def make_model():
 
 
 class ContactSheet(Hook):
-    """One small picture of each step, shown in the end: 16 KiB a step."""
+    """Keeps one small picture of each step, shown at the end: 16 KiB a step."""
 
     def __init__(self):
         self.pictures = []

@@ -1,4 +1,4 @@
-"""Tell five kinds of stars apart by their spectra.
+"""Classify five kinds of stars by their spectra.
 
 drivetrain train --nproc-per-node 2 puzzles/spectra.py
 """
@@ -14,7 +14,7 @@ NUM_STARS, NUM_BANDS, NUM_KINDS = 640, 32, 5
 
 
 def measured():
-    """Each kind has a spectrum of its own; every star is measured with noise."""
+    """Each kind has its own spectrum; every star is measured with noise."""
     generator = torch.Generator().manual_seed(3)
     typical = torch.randn(NUM_KINDS, NUM_BANDS, generator=generator)
     kinds = torch.randint(NUM_KINDS, (NUM_STARS,), generator=generator)
@@ -28,7 +28,7 @@ class Classifier(nn.Module):
         self.embed = nn.Linear(NUM_BANDS, 48)
         self.norm = nn.BatchNorm1d(48)
         self.head = nn.Linear(48, NUM_KINDS)
-        # Running statistics are about the same on all ranks: DDP need not send them at every step.
+        # Running statistics are almost equal on all ranks: DDP need not send them in every step.
         self._ddp_params_and_buffers_to_ignore = [
             f"norm.{name}" for name, _ in self.norm.named_parameters()
         ]

@@ -1,4 +1,4 @@
-"""Forecast the tide from the last day's levels; the optimizer's state is divided among the ranks.
+"""Forecast the tide from the last day's levels; the optimizer's state is split among the ranks.
 
 drivetrain train --nproc-per-node 2 puzzles/tides.py
 """
@@ -17,7 +17,7 @@ NUM_HOURS, WINDOW = 600, 24
 
 
 def levels():
-    """Moon and sun, and some wind; in: a day, out: the hour after it."""
+    """Moon, sun and some wind; the input is a day, the output the hour after it."""
     hours = torch.arange(NUM_HOURS + WINDOW, dtype=torch.float32)
     tide = torch.sin(2 * math.pi * hours / 12.42) + 0.5 * torch.sin(2 * math.pi * hours / 12)
     wind = torch.randn(len(hours), generator=torch.Generator().manual_seed(2))
@@ -35,7 +35,7 @@ def loss(model, batch):
 
 
 class ShardedMomentum(torch.optim.Optimizer):
-    """SGD whose momentum is divided: a rank keeps its part, steps it, and tells the others."""
+    """SGD whose momentum is split: a rank keeps its part, steps it, and sends it to the others."""
 
     def __init__(self, parameters, lr, momentum=0.9):
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
@@ -65,7 +65,7 @@ def who_am_i():
 
 
 def all_parts(own):
-    """Every rank's part, one behind the other."""
+    """Every rank's part, concatenated."""
     num_ranks = who_am_i()[1]
     if num_ranks == 1:
         return own

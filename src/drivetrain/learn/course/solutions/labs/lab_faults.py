@@ -1,4 +1,4 @@
-"""A training that ends with the same weights, whatever happens to it on the way."""
+"""A training that ends with the same weights, whatever failures happen on the way."""
 
 import time
 
@@ -11,13 +11,13 @@ from drivetrain import Hook, Task, Trainer, load_config
 
 
 class Curriculum(Hook):
-    """Noise on the inputs, a little less of it after every step."""
+    """Noise on the inputs, a little less after every step."""
 
     level = 1.0
 
     def on_train_batch_start(self, trainer, step) -> None:
-        # A function of the step: then there is nothing to save and nothing to lose. What is none
-        # (a running mean, say) belongs into state_dict and load_state_dict of the hook.
+        # Computed from the step, so there is nothing to save and nothing to lose. State that cannot
+        # be (a running mean, say) belongs in the hook's state_dict and load_state_dict.
         self.level = 0.95 ** (step - 1)
 
 
@@ -25,8 +25,8 @@ class Curve(Hook):
     """The loss of every step, in a file that a spreadsheet can open."""
 
     def on_fit_start(self, trainer) -> None:
-        # Steps beyond the one that is resumed from are done again, and so are their lines; the last
-        # line may be cut short. A step is logged before it is saved: what is kept has no gap.
+        # Steps after the checkpoint are repeated, and so are their lines; the last line may be cut
+        # off. A step is logged before it is saved, so the lines that are kept have no gap.
         if trainer.is_main and (trainer.run_dir / "curve.csv").exists():
             lines = (trainer.run_dir / "curve.csv").read_text().splitlines(keepends=True)
             whole = [line for line in lines if line.endswith("\n")]
@@ -45,8 +45,8 @@ CURRICULUM = Curriculum()
 
 def loss(model, batch):
     inputs, classes = batch
-    time.sleep(0.01)  # so that there is time for something to go wrong
-    # torch's own generator is seeded for each step and micro-batch, on every attempt alike.
+    time.sleep(0.01)  # leaves time for a failure
+    # Drivetrain seeds torch's generator for each step and micro-batch, the same in every attempt.
     noise = CURRICULUM.level * torch.randn(inputs.shape)
     return F.cross_entropy(model(inputs + noise), classes)
 

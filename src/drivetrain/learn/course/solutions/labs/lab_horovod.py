@@ -1,4 +1,4 @@
-"""Horovod on two hosts: a script for one process, and the lines that make it one for many."""
+"""Horovod on two hosts: a script for one process, and the changes that make it run on many."""
 
 import sys
 from pathlib import Path
@@ -17,10 +17,10 @@ def main(folder: str) -> None:
     hvd.init()
 
     rank, num_ranks = hvd.rank(), hvd.size()
-    model = new_model(seed=rank)  # as in a script that sets no seed: other weights on each rank
-    # Hooks on the parameters start an all-reduce as soon as a gradient is there; step() waits for
-    # them. Horovod's examples also multiply the learning rate by the ranks: that is another
-    # training, and here the global batch stays the same.
+    model = new_model(seed=rank)  # as in a script that sets no seed: weights differ by rank
+    # Hooks on the parameters start an all-reduce as soon as a gradient is ready; step() waits for
+    # them. Horovod's examples also multiply the learning rate by the number of ranks. That is a
+    # different training: here the global batch stays the same.
     optimizer = hvd.DistributedOptimizer(
         new_optimizer(model), named_parameters=model.named_parameters()
     )
@@ -29,7 +29,7 @@ def main(folder: str) -> None:
 
     for step in range(1, NUM_STEPS + 1):
         inputs, classes = global_batch(step)  # 24 samples, the same on every rank
-        # Equal parts: then the mean of the ranks' means is the mean over all samples.
+        # The parts are equal, so the mean of the ranks' means is the mean over all samples.
         inputs, classes = inputs[rank::num_ranks], classes[rank::num_ranks]
 
         optimizer.zero_grad()

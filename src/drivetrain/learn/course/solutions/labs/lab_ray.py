@@ -19,7 +19,7 @@ SAVE_EVERY = 5
 
 
 def train_on_each_worker(config: dict) -> None:
-    """Ray calls this on every worker, also when it starts them again."""
+    """Ray calls this on every worker, also after a restart."""
     context = ray.train.get_context()
     rank, num_ranks = context.get_world_rank(), context.get_world_size()
     model = prepare_model(new_model())  # torch's DDP around it: gradients are averaged
@@ -35,7 +35,7 @@ def train_on_each_worker(config: dict) -> None:
 
     for step in range(first, NUM_STEPS + 1):
         inputs, classes = global_batch(step)  # 24 samples, the same on every worker
-        # Equal parts: then the mean of the ranks' means is the mean over all samples.
+        # The parts are equal, so the mean of the ranks' means is the mean over all samples.
         inputs, classes = inputs[rank::num_ranks], classes[rank::num_ranks]
 
         optimizer.zero_grad()
@@ -43,7 +43,7 @@ def train_on_each_worker(config: dict) -> None:
         loss.backward()
         optimizer.step()
         note(config["folder"], step, rank, num_ranks, loss.item(), model)
-        time.sleep(0.2)  # so that there is time for something to go wrong
+        time.sleep(0.2)  # leaves time for a failure
         if step % SAVE_EVERY == 0:
             report(model, optimizer, step, loss.item(), rank)
 
@@ -51,7 +51,7 @@ def train_on_each_worker(config: dict) -> None:
 def report(
     model: nn.Module, optimizer: torch.optim.Optimizer, step: int, loss: float, rank: int
 ) -> None:
-    """Tell Ray how far we are. Every worker must call ray.train.report; one hands over files."""
+    """Report to Ray. Every worker must call ray.train.report; one of them passes files."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = None
         if rank == 0:
@@ -65,14 +65,14 @@ def make_trainer(folder: str) -> TorchTrainer:
     return TorchTrainer(
         train_on_each_worker,
         train_loop_config={"folder": folder},
-        # A CPU each: on nodes with one CPU that means a node each. SPREAD asks for it on any.
+        # One CPU each: one worker per node where nodes have one CPU. SPREAD requests it anywhere.
         scaling_config=ScalingConfig(
             num_workers=2, resources_per_worker={"CPU": 1}, placement_strategy="SPREAD"
         ),
         run_config=RunConfig(
             name="lab",
-            storage_path=str(Path(folder).resolve()),  # all nodes must see it
-            # without it, the first failure ends the run
+            storage_path=str(Path(folder).resolve()),  # must be visible on all nodes
+            # Without this, the first failure ends the run.
             failure_config=FailureConfig(max_failures=3),
         ),
     )

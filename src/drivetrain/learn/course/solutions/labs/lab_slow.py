@@ -25,7 +25,7 @@ LINES = make_lines()
 
 
 def read(index: int) -> str:
-    """One line from a storage that is far away."""
+    """Read one line from remote storage."""
     time.sleep(0.002)
     return LINES[index]
 
@@ -54,7 +54,7 @@ class Model(nn.Module):
 
 
 def smoothed(signal):
-    """The mean of each value and its neighbours, in one operation instead of a hundred."""
+    """Return the mean of each value and its neighbours, in one operation instead of a hundred."""
     return F.avg_pool1d(
         signal.unsqueeze(1), kernel_size=3, stride=1, padding=1, count_include_pad=False
     ).squeeze(1)
@@ -64,8 +64,8 @@ def loss(model, batch):
     signal, classes = batch
     logits = model(signal)
     right = (logits.detach().argmax(dim=1) == classes).float().mean()
-    # Handed over beside the loss, it is averaged over ranks with the other metrics, when they are
-    # logged: no message and no .item() of its own in every micro-batch.
+    # Returned with the loss, it is averaged over ranks together with the other metrics when they
+    # are logged: no separate message and no .item() in every micro-batch.
     return F.cross_entropy(logits, classes), {"accuracy": right}
 
 
@@ -74,12 +74,12 @@ def main() -> None:
         defaults={
             "name": "slow",
             "global_batch_size": 64,
-            "micro_batch_size": 32,  # all of a rank's share at once: one pass instead of sixteen
+            "micro_batch_size": 32,  # a rank's whole share: one pass instead of sixteen
             "max_steps": 60,
             "optimization": {"learning_rate": 1e-3},
             # Loader processes wait for the storage while the rank computes.
             "data": {"num_workers": 4, "prefetch_factor": 4},
-            # Gradients in torch's buckets of 25 MB: here, one message instead of thirty-six.
+            # torch's default buckets of 25 MB: here, one message for the gradients instead of 36.
             "checkpoint": {"every_steps": 20},
             "record": {"sinks": []},
         }

@@ -8,7 +8,7 @@ def halving_all_reduce(tensor: torch.Tensor) -> None:
     """Replace `tensor` by its sum over all ranks, in place. The number of ranks is a power of 2."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     begin, end = 0, tensor.numel()
-    halvings = []  # (partner, what I kept, what I gave away), to go back the same way
+    halvings = []  # (partner, kept, given away), for the way back
 
     # Reduce-scatter: exchange halves of what is left with a partner, keep one half, add to it.
     distance = num_ranks // 2
@@ -24,13 +24,13 @@ def halving_all_reduce(tensor: torch.Tensor) -> None:
         begin, end = kept
         distance //= 2
 
-    # All-gather: backwards, each partner returns the finished half that I gave away.
+    # All-gather: in reverse order, each partner returns the finished half that was given away.
     for partner, kept, given in reversed(halvings):
         exchange(tensor[slice(*kept)], tensor[slice(*given)], partner)
 
 
 def exchange(outgoing: torch.Tensor, incoming: torch.Tensor, partner: int) -> None:
-    """Send and receive at once: both partners call this."""
+    """Send and receive at the same time: both partners call this."""
     sending = dist.isend(outgoing, partner)
     dist.recv(incoming, partner)
     sending.wait()

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 
 def measure(sizes: list[int], repeats: int = 7) -> dict[int, float]:
-    """Seconds that one message of each size (in bytes) takes from rank 0 to rank 1."""
+    """Return the seconds that one message of each size (in bytes) takes from rank 0 to rank 1."""
     seconds = {}
     for size in sizes:
         buffer = torch.zeros(size, dtype=torch.uint8)
@@ -22,15 +22,15 @@ def measure(sizes: list[int], repeats: int = 7) -> dict[int, float]:
                 dist.recv(buffer, 0)
                 dist.send(buffer, 0)
             times.append(time.perf_counter() - begin)
-        # The first one pays for what is set up once. There and back: half of it is one message.
+        # The first includes the connection setup. Half of a round trip is one message.
         seconds[size] = statistics.median(times[1:]) / 2
     return seconds
 
 
 def fit_line(sizes: list[int], seconds: list[float]) -> tuple[float, float]:
-    """Latency in seconds and bandwidth in bytes per second, of seconds = latency + size / rate."""
-    # Theil and Sen: the median of the slopes of all pairs. One bad point spoils only its own pairs,
-    # where least squares would bend the whole line towards it.
+    """Return latency (s) and bandwidth (bytes per s) of seconds = latency + size / bandwidth."""
+    # Theil-Sen: the median of the slopes of all pairs. One bad point affects only its own pairs;
+    # least squares would bend the whole line towards it.
     slopes = [
         (seconds[j] - seconds[i]) / (sizes[j] - sizes[i])
         for i in range(len(sizes))

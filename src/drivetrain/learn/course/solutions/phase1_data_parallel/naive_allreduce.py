@@ -15,6 +15,6 @@ def naive_all_reduce(tensor: torch.Tensor) -> None:
     for source in range(1, num_ranks):
         dist.recv(incoming, src=source)
         tensor += incoming
-    # Only now: whoever gets the tensor earlier gets a part of the sum.
+    # Only now: a rank that gets the tensor earlier gets only a part of the sum.
     for target in range(1, num_ranks):
         dist.send(tensor, dst=target)

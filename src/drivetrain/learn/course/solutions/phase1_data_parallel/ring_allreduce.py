@@ -1,4 +1,4 @@
-"""Ring all-reduce: every rank talks to its two neighbours only, and all links are always busy."""
+"""Ring all-reduce: ranks communicate only with their neighbours, and all links are always busy."""
 
 import torch
 import torch.distributed as dist
@@ -9,7 +9,7 @@ def ring_all_reduce(tensor: torch.Tensor) -> None:
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     if num_ranks == 1:
         return
-    # Views: what is written into a chunk is written into the tensor. tensor_split allows chunks
+    # Views: writing to a chunk writes to the tensor. tensor_split allows chunks
     # of different lengths (10 elements on 4 ranks: 3, 3, 2, 2), and empty ones.
     chunks = list(tensor.tensor_split(num_ranks))
     right, left = (rank + 1) % num_ranks, (rank - 1) % num_ranks
@@ -22,7 +22,7 @@ def ring_all_reduce(tensor: torch.Tensor) -> None:
         exchange(outgoing, right, incoming, left)
         own += incoming
 
-    # All-gather: the finished chunks go round once more, and are copied instead of added.
+    # All-gather: the finished chunks go round the ring once more, and are copied instead of added.
     for step in range(num_ranks - 1):
         outgoing = chunks[(rank + 1 - step) % num_ranks]
         incoming = chunks[(rank - step) % num_ranks]

@@ -1,4 +1,4 @@
-"""One synchronous data-parallel step: gradients of the mean over all tokens of all ranks."""
+"""One synchronous data-parallel step: the gradient of the mean over all tokens of all ranks."""
 
 import torch
 import torch.distributed as dist

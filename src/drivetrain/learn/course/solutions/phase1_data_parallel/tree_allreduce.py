@@ -1,4 +1,4 @@
-"""Tree all-reduce: pairs, then pairs of pairs; log₂n rounds up to rank 0, and as many down."""
+"""Tree all-reduce: pairs, then pairs of pairs; log₂n rounds up to rank 0, and log₂n down."""
 
 import torch
 import torch.distributed as dist
@@ -8,7 +8,7 @@ def tree_all_reduce(tensor: torch.Tensor) -> None:
     """Replace `tensor` by its sum over all ranks, in place, on every rank."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
 
-    # Up: at distance d, ranks that are odd multiples of d send to the even one below and rest.
+    # Up: at distance d, ranks that are odd multiples of d send to the even one below; then done.
     distance = 1
     while distance < num_ranks:
         if rank % (2 * distance) == distance:

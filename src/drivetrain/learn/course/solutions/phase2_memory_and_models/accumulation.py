@@ -12,11 +12,11 @@ def accumulate(
     counts = torch.zeros(2)
     for inputs, classes in micro_batches:
         loss_sum = nn.functional.cross_entropy(model(inputs), classes, reduction="sum")
-        # Adds to .grad, and frees this micro-batch's activations before the next one's are made.
+        # Adds to .grad, and frees this micro-batch's activations before the next one runs.
         loss_sum.backward()
         counts += torch.tensor([float(len(classes)), float(loss_sum.detach())])
 
-    # Only now: sums can be added over ranks as they were over micro-batches.
+    # Only now: sums can be added over ranks as over micro-batches.
     parameters = list(model.parameters())
     flat = torch.cat([p.grad.flatten() for p in parameters] + [counts])
     dist.all_reduce(flat)

@@ -6,7 +6,7 @@ from torch import nn
 
 
 class LossScaler:
-    """By how much the loss is multiplied before backward."""
+    """The factor by which the loss is multiplied before backward."""
 
     def __init__(self, scale: float, growth_interval: int) -> None:
         self.scale = scale
@@ -45,14 +45,14 @@ def train_step(
     flat = torch.cat([p.grad.flatten() for p in parameters])
     dist.all_reduce(flat)
 
-    # After the sum: an inf or nan of one rank is now in everybody's copy, and all decide alike.
+    # After the sum, an inf or nan of one rank is in every rank's copy, so all decide the same.
     has_overflowed = not bool(torch.isfinite(flat).all())
     if scaler:
         scaler.update(has_overflowed)
     if has_overflowed:
         return False
 
-    # With the scale the loss was multiplied by: update() may have changed scaler.scale.
+    # With the scale that the loss was multiplied by: update() may have changed scaler.scale.
     flat /= scale * dist.get_world_size()
     begin = 0
     for parameter in parameters:

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: GPipe and 1F1B as lists of what to do, and one function that does it."""
+"""Pipeline parallelism: GPipe and 1F1B as lists of actions, and one function that runs them."""
 
 from typing import Any
 
@@ -15,8 +15,8 @@ def gpipe(stage: int, num_stages: int, num_micro_batches: int) -> Schedule:
 
 
 def one_f_one_b(stage: int, num_stages: int, num_micro_batches: int) -> Schedule:
-    """As few forwards ahead as keep everyone busy, then forward and backward in turn."""
-    # Until the first gradient can be back, the stages behind this one need so many forwards.
+    """As few forwards ahead as keep all stages busy, then forward and backward alternately."""
+    # Until the first gradient can arrive, the later stages need this many forwards.
     num_ahead = min(num_stages - stage - 1, num_micro_batches)
     schedule = [("forward", i) for i in range(num_ahead)]
     for i in range(num_micro_batches - num_ahead):
@@ -47,7 +47,7 @@ def run(schedule: Schedule, stage: Any) -> None:
 
 
 def receive(shape: Any, source: int) -> torch.Tensor:
-    """What a neighbour sends next."""
+    """Receive what a neighbour sends next."""
     tensor = torch.empty(shape)
     dist.recv(tensor, source)
     return tensor

@@ -1,4 +1,4 @@
-"""Activation recomputation: a block's input is kept, and the rest computed again in backward."""
+"""Activation recomputation: keep a block's input, and compute the rest again in backward."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ from torch import nn
 
 
 def recompute(block: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """block(inputs), without keeping what is inside it until backward."""
+    """Return block(inputs), without keeping its inner activations until backward."""
     result: torch.Tensor = Recomputed.apply(block, inputs)
     return result
 
 
 class Recomputed(torch.autograd.Function):
-    """Saves the input only. Gradients are, to the last bit, those of block(inputs)."""
+    """Saves only the input. Gradients are those of block(inputs), bit for bit."""
 
     @staticmethod
     def forward(ctx: Any, block: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
@@ -25,7 +25,7 @@ class Recomputed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         (saved,) = ctx.saved_tensors
-        # Apart from the graph it came from: the gradient of this block ends here.
+        # Detached from the graph that it came from: this block's gradient ends here.
         inputs = saved.detach().requires_grad_()
         afterwards = torch.get_rng_state()
         torch.set_rng_state(ctx.random_state)

@@ -8,7 +8,7 @@ from torch import nn
 
 
 class CopyToRanks(torch.autograd.Function):
-    """Nothing to do in forward; in backward, each rank has the gradient of its part only."""
+    """f: forward changes nothing; backward sums, as each rank has only its part's gradient."""
 
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor) -> torch.Tensor:
@@ -22,7 +22,7 @@ class CopyToRanks(torch.autograd.Function):
 
 
 class SumOverRanks(torch.autograd.Function):
-    """The sum in forward; in backward, every rank has the whole gradient already."""
+    """g: forward sums; in backward, every rank already has the whole gradient."""
 
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor) -> torch.Tensor:
@@ -36,7 +36,7 @@ class SumOverRanks(torch.autograd.Function):
 
 
 class SplitPair(nn.Module):
-    """second(gelu(first(x))), with the hidden features divided among the ranks."""
+    """second(gelu(first(x))), with the hidden features split among the ranks."""
 
     def __init__(self, first: nn.Linear, second: nn.Linear) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class SplitPair(nn.Module):
         self.second_bias = nn.Parameter(second.bias.detach().clone())
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The same on all ranks."""
+        """Return the same on all ranks."""
         copied = CopyToRanks.apply(inputs)
         hidden = nn.functional.gelu(
             nn.functional.linear(copied, self.first_weight, self.first_bias)

@@ -18,12 +18,12 @@ class BucketedDDP:
 
     def begin_step(self) -> None:
         self.missing = [len(bucket) for bucket in self.buckets]
-        self.started = []  # (flat tensor, request) of the first so many buckets
+        self.started = []  # (flat tensor, request) of each bucket started so far
 
     def mark_ready(self, parameter: nn.Parameter) -> None:
         self.missing[self.bucket_of[parameter]] -= 1
-        # In the order of the buckets, never in that of readiness: the ranks may differ in which
-        # bucket is complete first, and a collective is matched by the order of calls alone.
+        # In the order of the buckets, not in that of completion: ranks may differ in which bucket
+        # is complete first, and collectives are matched only by the order of calls.
         while len(self.started) < len(self.buckets) and self.missing[len(self.started)] == 0:
             self.start_next()
 
@@ -47,7 +47,7 @@ class BucketedDDP:
 
 
 def pack(parameters: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """In order; a new bucket begins when the next parameter would be too much."""
+    """Fill buckets in order; begin a new one when the next parameter would not fit."""
     buckets, filled = [], 0
     for parameter in parameters:
         size = parameter.numel() * parameter.element_size()

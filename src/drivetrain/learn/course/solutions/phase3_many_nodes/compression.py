@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 
 class TopK:
-    """Every rank sends its largest entries only, and adds the rest to its next gradient."""
+    """Every rank sends only its largest entries, and adds the rest to its next gradient."""
 
     def __init__(self, share: float) -> None:
         self.share = share
@@ -31,7 +31,7 @@ class TopK:
 
 
 class PowerSGD:
-    """A matrix is sent as two thin ones, whose product is near it."""
+    """Sends a matrix as two thin ones, whose product approximates it."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank

@@ -1,4 +1,4 @@
-"""Hierarchical all-reduce: each byte of the sum crosses the slow link as rarely as can be."""
+"""Hierarchical all-reduce: as few bytes as possible cross the slow link between hosts."""
 
 import torch
 import torch.distributed as dist
@@ -12,12 +12,12 @@ def hierarchical_all_reduce(
     num_local = dist.get_world_size(host)
     whole = nn.functional.pad(tensor, (0, -len(tensor) % num_local))
 
-    # Fast links: the host's ranks have the sum of one part each, k parts for k ranks.
+    # Fast links: each of the host's k ranks gets the sum of one of k parts.
     part = torch.empty(len(whole) // num_local, dtype=tensor.dtype)
     dist.reduce_scatter_tensor(part, whole, group=host)
 
-    # The slow link: every rank sums its part with the ranks of the same place. All k of them do so
-    # at the same time, so that a host with a network card per device uses all of them.
+    # The slow link: every rank sums its part with the ranks at the same position. All k do so at
+    # the same time, so a host with one network card per device uses all cards.
     dist.all_reduce(part, group=across)
 
     # Fast links again: all parts to all ranks of the host.

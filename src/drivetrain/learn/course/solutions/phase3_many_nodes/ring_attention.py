@@ -1,4 +1,4 @@
-"""Ring attention: keys and values go round, queries stay, and the softmax is kept up to date."""
+"""Ring attention: keys and values travel round the ring, with a running softmax."""
 
 import torch
 import torch.distributed as dist
@@ -29,8 +29,8 @@ def ring_attention(
             key_places = owner * length + torch.arange(length)
             scores[key_places[None, :] > query_places[:, None]] = -torch.inf
 
-        # Weights are relative to the largest score so far. When a larger one comes, all that was
-        # summed up before shrinks by the same factor.
+        # Weights are relative to the largest score so far. When a larger one arrives, the earlier
+        # sums are multiplied by the same factor.
         before, largest = largest, torch.maximum(largest, scores.amax(dim=1, keepdim=True))
         shrink = torch.exp(before - largest)
         weights = torch.exp(scores - largest)

@@ -1,4 +1,4 @@
-"""ZeRO, stage 1: the optimizer's state is divided over the ranks."""
+"""ZeRO, stage 1: the optimizer's state is sharded over the ranks."""
 
 from collections.abc import Callable
 

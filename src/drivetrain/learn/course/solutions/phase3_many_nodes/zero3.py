@@ -1,4 +1,4 @@
-"""ZeRO, stage 3: every rank keeps 1/n of the parameters, and borrows the rest for a moment."""
+"""ZeRO, stage 3: every rank keeps 1/n of the parameters, and gathers the rest when needed."""
 
 from collections.abc import Iterable, Iterator
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 class ShardedLayers:
-    """Layers one after another, of whose parameters every rank keeps 1/n."""
+    """A sequence of layers; every rank keeps 1/n of each layer's parameters."""
 
     def __init__(self, layers) -> None:
         self.layers = layers
@@ -27,7 +27,7 @@ class ShardedLayers:
             for index, parameters in self.gathered(range(len(self.layers))):
                 self.inputs.append(inputs)
                 inputs = self.layers[index].compute(parameters, inputs)
-                del parameters  # before the one after the next is asked for
+                del parameters  # before the layer after the next is gathered
         return inputs
 
     def backward(self, gradient: torch.Tensor) -> None:
@@ -41,7 +41,7 @@ class ShardedLayers:
             del whole
 
     def gathered(self, order: Iterable[int]) -> Iterator[tuple[int, torch.Tensor]]:
-        """The whole parameters of one layer after another; the next are on their way meanwhile."""
+        """Yield each layer's whole parameters in turn, while the next layer's are gathered."""
         waiting = list(order)
         following = self.start_gather(waiting[0])
         while waiting:

@@ -1,4 +1,4 @@
-"""A sharded checkpoint that is either complete or not there, whenever a rank is killed."""
+"""A sharded checkpoint that is either complete or absent, whenever a rank is killed."""
 
 import os
 from pathlib import Path
@@ -13,36 +13,36 @@ def save(folder: Path, step: int, shard: dict[str, torch.Tensor]) -> None:
     target = folder / f"step-{step}"
     target.mkdir(exist_ok=True)
     write(target / f"rank-{rank}.pt", shard)
-    # Every rank's file is there: only now may anyone say so.
+    # Every rank's file is written: only now may the step be marked.
     dist.barrier()
     if rank == 0:
         write(target / "complete", {})
         sync_folder(folder)
-    # Nobody returns before the step can be loaded.
+    # No rank returns before the step can be loaded.
     dist.barrier()
 
 
 def write(path: Path, content: dict[str, torch.Tensor]) -> None:
-    """Under its name, a file is either whole or not there."""
+    """Write a file atomically: under its name it is either whole or absent."""
     aside = path.with_name(f"{path.name}.new")
     with open(aside, "wb") as file:
         torch.save(content, file)
         file.flush()
-        # A rename may reach the disk before the data does; after fsync it cannot.
+        # Without fsync, the rename could reach the disk before the data.
         os.fsync(file.fileno())
     os.replace(aside, path)
     sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Names are the folder's data, and are synced by themselves."""
+    """File names are the folder's data, which is synced separately."""
     number = os.open(folder, os.O_RDONLY)
     os.fsync(number)
     os.close(number)
 
 
 def load_newest(folder: Path, rank: int) -> tuple[int, dict[str, torch.Tensor]] | None:
-    """The newest complete step and `rank`'s shard of it; None if there is none."""
+    """Return the newest complete step and `rank`'s shard of it; None if there is none."""
     steps = [int(path.name.removeprefix("step-")) for path in folder.glob("step-*")]
     for step in sorted(steps, reverse=True):
         if (folder / f"step-{step}" / "complete").exists():

@@ -1,11 +1,11 @@
-"""Heartbeats beside the training, and an observer that goes by its own clock."""
+"""Heartbeats independent of the training, and an observer that uses its own clock."""
 
 import threading
 from typing import Any
 
 
 class Heartbeat:
-    """Tells the store that this process lives, whatever its training does at the moment."""
+    """Tells the store that this process is alive, whatever its training is doing."""
 
     def __init__(self, store: Any, rank: int, interval_s: float) -> None:
         self.store, self.rank, self.interval_s = store, rank, interval_s
@@ -14,11 +14,11 @@ class Heartbeat:
         self.thread = threading.Thread(target=self.beat, daemon=True)
 
     def start(self) -> None:
-        """From now on, a beat every interval_s."""
+        """Begin to send a beat every interval_s."""
         self.thread.start()
 
     def beat(self) -> None:
-        """In a thread of its own: a step of minutes does not hold it up."""
+        """Run in its own thread, so that a step of minutes does not hold it up."""
         beats = 0
         while True:
             beats += 1
@@ -31,13 +31,13 @@ class Heartbeat:
         self.steps += 1
 
     def stop(self) -> None:
-        """No more beats; the process can end."""
+        """Stop the beats, so that the process can exit."""
         self.is_over.set()
         self.thread.join()
 
 
 def read(store: Any, rank: int) -> tuple[int, int]:
-    """Beats and steps of a rank so far; (0, 0) before its first."""
+    """Return a rank's beats and steps so far, (0, 0) before its first."""
     if not store.check([f"beat/{rank}"]):
         return 0, 0
     beats, steps = store.get(f"beat/{rank}").decode().split()
@@ -45,7 +45,7 @@ def read(store: Any, rank: int) -> tuple[int, int]:
 
 
 class Detector:
-    """What the observer concludes, by its own clock only."""
+    """What the observer concludes, using only its own clock."""
 
     def __init__(
         self, num_ranks: int, slow_after_s: float, dead_after_s: float, now_s: float
@@ -56,9 +56,9 @@ class Detector:
         self.step_s = dict.fromkeys(self.seen, now_s)
 
     def observe(self, rank: int, beats: int, steps: int, now_s: float) -> None:
-        """What `read` returned at now_s."""
+        """Take what `read` returned at now_s."""
         before = self.seen[rank]
-        # Other than before, not more: a process that was started again counts from 1.
+        # Different, not larger: a restarted process counts from 1.
         if beats != before[0]:
             self.beat_s[rank] = now_s
         if steps != before[1]:
@@ -66,7 +66,7 @@ class Detector:
         self.seen[rank] = (beats, steps)
 
     def state(self, rank: int, now_s: float) -> str:
-        """By when something new was last heard, not by what its clock says."""
+        """Decide by when the observer last saw a change, not by the rank's clock."""
         if now_s - self.beat_s[rank] > self.dead_after_s:
             return "dead"
         return "slow" if now_s - self.step_s[rank] > self.slow_after_s else "alive"

@@ -1,4 +1,4 @@
-"""A training that loses members and gains some: worlds, one after another, from one checkpoint."""
+"""A training that loses and gains members: one world after another, from one checkpoint."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ MIN_MEMBERS = 1
 
 
 def train(parts: Any, store: Any, name: str, folder: Path, job: Any) -> None:
-    """Train `job` to its last step, with whoever is there."""
+    """Train `job` to its last step, with the processes that are there."""
     while job.step < job.num_steps:
         world = parts.rendezvous.join(store, name, MIN_MEMBERS, QUIET_S)
         rank = world.members.index(name)
@@ -19,15 +19,15 @@ def train(parts: Any, store: Any, name: str, folder: Path, job: Any) -> None:
             job.connect(world.number, rank, len(world.members))
             train_in(world, rank, parts, store, folder, job)
         except (job.Interrupted, RuntimeError):
-            # Somebody is gone or has come. Whoever is left agrees on the next world.
+            # A member has left or a process has joined. The remaining ones agree on the next world.
             pass
         finally:
             job.disconnect()
 
 
 def train_in(world: Any, rank: int, parts: Any, store: Any, folder: Path, job: Any) -> None:
-    """Until all is done or this world is over."""
-    # Every rank has the whole state, and rank 0's shard is there whatever the world's size was.
+    """Train until all steps are done or this world is over."""
+    # Every rank has the whole state, and rank 0's shard exists whatever the world's size was.
     newest = parts.checkpoint.load_newest(folder, 0)
     if newest is not None:
         parts.resume.restore(job, newest[1])
@@ -36,7 +36,7 @@ def train_in(world: Any, rank: int, parts: Any, store: Any, folder: Path, job: A
     is_over = watch(world, parts, store)
     try:
         if newest is None:
-            # So that there is something to go back to, should the first steps be lost.
+            # So that there is a state to go back to if the first steps are lost.
             parts.checkpoint.save(folder, job.step, parts.resume.capture(job))
         while job.step < job.num_steps and not is_over():
             job.one_step(is_over)
@@ -44,12 +44,12 @@ def train_in(world: Any, rank: int, parts: Any, store: Any, folder: Path, job: A
             if job.step % job.save_every == 0 or job.step == job.num_steps:
                 parts.checkpoint.save(folder, job.step, parts.resume.capture(job))
     finally:
-        # It would speak for whoever has this rank in the next world.
+        # Otherwise it would beat for the member with this rank in the next world.
         heartbeat.stop()
 
 
 def watch(world: Any, parts: Any, store: Any) -> Callable[[], bool]:
-    """A function that says whether this world is over."""
+    """Return a function that returns whether this world is over."""
     detection, ranks = parts.failure_detection, range(len(world.members))
     detector = detection.Detector(len(ranks), SLOW_AFTER_S, DEAD_AFTER_S, time.monotonic())
 

@@ -1,4 +1,4 @@
-"""Preemption: note the signal, finish the step, agree, save, and say that there is more to do."""
+"""Preemption: note the signal, finish the step, agree, save, and ask to be restarted."""
 
 import signal
 from typing import Any
@@ -10,11 +10,11 @@ REQUEUE = 75
 
 
 def train(job: Any, save_every: int) -> int:
-    """Train to the last step, or until the machine is wanted back; what the process exits with."""
+    """Train to the last step, or until SIGTERM; return the process's exit code."""
     is_asked = False
 
     def note(number: int, frame: Any) -> None:
-        # Whatever the process is doing at the moment is to be finished first.
+        # Only set a flag: the process first finishes what it is doing.
         nonlocal is_asked
         is_asked = True
 
@@ -34,7 +34,7 @@ def train(job: Any, save_every: int) -> int:
 
 
 def any_rank(is_asked: bool) -> bool:
-    """The same answer on all ranks: they have to stop after the same step."""
+    """Return the same answer on all ranks: they have to stop after the same step."""
     asked = torch.tensor([int(is_asked)])
     dist.all_reduce(asked, op=dist.ReduceOp.MAX)
     return bool(asked)

@@ -1,4 +1,4 @@
-"""Stragglers: the rank that computes for long, and for which all others wait."""
+"""Stragglers: the rank that computes longest, and for which all others wait."""
 
 import statistics
 import time
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 
 def timed_step(compute: Callable[[], None], exchange: Callable[[], None]) -> tuple[float, float]:
-    """Run both; seconds that each of them took on this rank."""
+    """Run both; return the seconds that each took on this rank."""
     begin = time.perf_counter()
     compute()
     between = time.perf_counter()
@@ -18,7 +18,7 @@ def timed_step(compute: Callable[[], None], exchange: Callable[[], None]) -> tup
 
 
 def gather_times(own: list[float]) -> list[list[float]]:
-    """All ranks' times, by rank, on every rank."""
+    """Return all ranks' times, by rank, on every rank."""
     mine = torch.tensor(own, dtype=torch.float64)
     everyone = torch.empty(dist.get_world_size() * len(own), dtype=torch.float64)
     dist.all_gather_into_tensor(everyone, mine)
@@ -26,13 +26,13 @@ def gather_times(own: list[float]) -> list[list[float]]:
 
 
 def find_stragglers(times: list[list[float]], factor: float) -> list[int]:
-    """Ranks that need more than `factor` times as long as is usual."""
-    # Medians, twice: neither one bad step of a rank nor one bad rank moves what is usual.
+    """Return the ranks that take more than `factor` times the usual time."""
+    # Two medians: neither one bad step of a rank nor one bad rank changes the usual time.
     by_rank = [statistics.median(steps) for steps in times]
     usual = statistics.median(by_rank)
     return [rank for rank, seconds in enumerate(by_rank) if seconds > factor * usual]
 
 
 def which_time(step: tuple[float, float]) -> float:
-    """Computing: in the exchange the others wait for the straggler, and it for nobody."""
+    """Return the time to compute: in the exchange the others wait, but not the straggler."""
     return step[0]
