@@ -80,8 +80,8 @@ def test_every_collective_shows_what_it_does(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.long  # a shorter one is in test_train_verb.py
-def test_the_front_door(tmp_path: Path) -> None:
-    output = run(tmp_path, str(EXAMPLES / "ddp_front_door.py"))
+def test_the_drop_in_trainer(tmp_path: Path) -> None:
+    output = run(tmp_path, str(EXAMPLES / "ddp_drop_in.py"))
     assert output.count("best accuracy 0.9") == 1
     assert (tmp_path / "runs" / "saved" / "weights.pt").exists()
 

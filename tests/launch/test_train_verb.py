@@ -100,7 +100,7 @@ def test_a_script_finds_its_neighbours_and_its_arguments(tmp_path: Path) -> None
     assert result.stdout.strip() == f"7 ['{script}', '--own', 'flag'] __main__"
 
 
-FRONT_DOOR = """
+DROP_IN = """
 import sys
 import torch
 from torch import nn
@@ -134,16 +134,16 @@ print(f"time {history.total_time:.2f} accuracy {history.best_accuracy:.4f}")
 """
 
 
-def run_front_door(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    (tmp_path / "train.py").write_text(FRONT_DOOR)
+def run_drop_in(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "train.py").write_text(DROP_IN)
     return subprocess.run(
         [sys.executable, *words], capture_output=True, text=True, cwd=tmp_path, check=False
     )
 
 
-def test_the_front_door_starts_its_own_ranks(tmp_path: Path) -> None:
+def test_the_drop_in_trainer_starts_its_own_ranks(tmp_path: Path) -> None:
     """As the documents write it: no launcher, no main guard."""
-    result = run_front_door(tmp_path, "train.py")
+    result = run_drop_in(tmp_path, "train.py")
     assert result.returncode == 0, result.stderr
     assert "micro-batch 8 × accumulation 2 × 2 ranks" in result.stdout
     assert "evaluated 203 of 203" in result.stdout
@@ -155,17 +155,17 @@ def test_the_front_door_starts_its_own_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_the_front_door_uses_ranks_that_are_there(tmp_path: Path) -> None:
+def test_the_drop_in_trainer_uses_ranks_that_are_there(tmp_path: Path) -> None:
     words = ["-m", "drivetrain", "train", "--nproc-per-node", "2", "train.py"]
-    result = run_front_door(tmp_path, *words)
+    result = run_drop_in(tmp_path, *words)
     assert result.returncode == 0, result.stderr
     assert "accumulation 2 × 2 ranks" in result.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_failing_rank_of_the_front_door_says_why(tmp_path: Path) -> None:
-    result = run_front_door(tmp_path, "train.py", "fail")
+def test_a_failing_rank_of_the_drop_in_trainer_says_why(tmp_path: Path) -> None:
+    result = run_drop_in(tmp_path, "train.py", "fail")
     assert result.returncode != 0
     assert (
         "ValueError: trouble on rank 1"
@@ -175,9 +175,9 @@ def test_a_failing_rank_of_the_front_door_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_rank_that_never_joins_does_not_hold_the_front_door(tmp_path: Path) -> None:
+def test_a_rank_that_never_joins_does_not_hold_the_drop_in_trainer(tmp_path: Path) -> None:
     early = "import os\nif os.environ.get('RANK') == '1':\n    raise OSError('no such disk')\n"
-    (tmp_path / "train.py").write_text(early + FRONT_DOOR)
+    (tmp_path / "train.py").write_text(early + DROP_IN)
     start_s = time.monotonic()
     result = subprocess.run(
         [sys.executable, "train.py"], capture_output=True, text=True, cwd=tmp_path, check=False

@@ -71,8 +71,8 @@ def horovodrun(*words: str, cwd: Path) -> str:
 
 @built
 @pytest.mark.slow
-def test_the_front_door_under_horovodrun(tmp_path: Path) -> None:
-    output = horovodrun(str(SCRIPTS / "horovod_front_door.py"), str(tmp_path), cwd=tmp_path)
+def test_the_drop_in_trainer_under_horovodrun(tmp_path: Path) -> None:
+    output = horovodrun(str(SCRIPTS / "horovod_drop_in.py"), str(tmp_path), cwd=tmp_path)
     lines = [line.split("RESULT ")[1] for line in output.splitlines() if "RESULT " in line]
     results = sorted(json.loads(line) for line in lines)
     # 64 samples, 8 on each of 2 ranks, 3 epochs: 12 steps; the mean of 0 and 1; the same weights
@@ -104,7 +104,7 @@ def test_without_it_the_way_to_get_it_is_named(tmp_path: Path) -> None:
         train_gpt(str(tmp_path), parallel=HOROVOD)
 
 
-def test_the_front_door_knows_the_compressors() -> None:
+def test_the_drop_in_trainer_knows_the_compressors() -> None:
     class FP16Compressor:
         """By its name, as in hvd.Compression."""
 

@@ -113,10 +113,10 @@ def test_elastic_two_to_one_to_two(cluster: RayCluster, hosts: Hosts, tmp_path: 
     assert weights(run) == weights(expected)
 
 
-def test_the_front_door_trains_and_brings_the_weights_back(
+def test_the_drop_in_trainer_trains_and_brings_the_weights_back(
     cluster: RayCluster, tmp_path: Path
 ) -> None:
-    script = PROJECT / "tests" / "scripts" / "ray_front_door.py"
+    script = PROJECT / "tests" / "scripts" / "ray_drop_in.py"
     done = cluster.head.run(
         [sys.executable, script, tmp_path], env=cluster.environment, timeout_s=ENOUGH_S
     )

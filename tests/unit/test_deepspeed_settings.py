@@ -177,7 +177,7 @@ def test_each_stage_costs_less_and_sends_more() -> None:
     assert costs == [(11000, 9000), (8000, 15000), (5000, 18000)]
 
 
-def test_the_front_door_takes_a_stage_or_a_config() -> None:
+def test_the_drop_in_trainer_takes_a_stage_or_a_config() -> None:
     said = DistributedConfig(zero_stage=3).run_config(2)["parallel"]
     assert (said["strategy"], said["deepspeed"]["zero_stage"]) == ("deepspeed", 3)
     contents = {"zero_optimization": {"stage": 1}}

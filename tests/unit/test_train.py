@@ -440,7 +440,7 @@ def test_what_does_not_fit_is_said_before_it_is_tried() -> None:
     assert "nothing to shard over" in str(problem)
 
 
-def test_the_front_door_answers_wrong_settings() -> None:
+def test_the_drop_in_trainer_answers_wrong_settings() -> None:
     with pytest.raises(ConfigError) as caught:
         PyTorchDDPTrainer(nn.Linear(2, 2), batchsize=3)
     assert str(caught.value) == "batchsize = 3: unknown setting; did you mean batch_size?"
@@ -454,7 +454,7 @@ def test_the_front_door_answers_wrong_settings() -> None:
     ]
 
 
-def test_the_front_door_alone_trains_the_given_model(
+def test_the_drop_in_trainer_alone_trains_the_given_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = nn.Linear(4, 2)

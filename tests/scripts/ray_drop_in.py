@@ -1,4 +1,4 @@
-"""RayTrainer from a driver: python ray_front_door.py RUNS_FOLDER."""
+"""RayTrainer from a driver: python ray_drop_in.py RUNS_FOLDER."""
 
 from __future__ import annotations
 

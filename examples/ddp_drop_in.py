@@ -1,6 +1,6 @@
 """The drop-in trainer PyTorchDDPTrainer, which starts its own two processes.
 
-python examples/ddp_front_door.py
+python examples/ddp_drop_in.py
 """
 
 import torch
