@@ -181,9 +181,10 @@ def curve(
     At each step of the file the value must lie in the seeds' prediction interval, at a level that
     rejects one in a hundred runs with a new seed.
 
-    drivetrain verify curve runs/seed-1 runs/seed-2 runs/seed-3 --write curve.json
-    drivetrain verify curve runs/new --expected curve.json
-    """
+    \b
+      drivetrain verify curve runs/seed-1 runs/seed-2 runs/seed-3 --write curve.json
+      drivetrain verify curve runs/new --expected curve.json
+    """  # noqa: D301 - \b is click's mark for text that must not be wrapped
     from drivetrain.cli.verify import verify_curve, write_curve
 
     with reading(runs[0]):
