@@ -41,6 +41,15 @@ def test_a_script_is_certified(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_of_an_own_loop_it_says_what_was_not_compared(tmp_path: Path) -> None:
+    script = str(ROOT / "examples" / "keep_your_loop.py")
+    code, output = verify(tmp_path, script, "--layouts", "ddp:2", "--steps", "3")
+    assert code == 0, output
+    assert "own loop, which is not traced: losses and gradient norms are compared" in output
+    assert "every parameter's gradient" not in output
+
+
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_bug_is_named_in_the_output(tmp_path: Path) -> None:
     words = (SCRIPT, "--layouts", "ddp:2", "--steps", "6", "--json")

@@ -65,7 +65,7 @@ def _non_finite(evidence: Evidence) -> Finding | None:
 _REMEDIES = {
     "input": "look at those samples: the data itself is not finite",
     "module": "look for a division, a log or a sqrt in that module; lower "
-    "optimization.learning_rate, set optimization.max_grad_norm, or use precision=bf16",
+    "optimization.learning_rate, set optimization.max_grad_norm, or use precision.dtype=bf16",
     "gradient": "set optimization.max_grad_norm or lower optimization.learning_rate; look for a "
     "sqrt or a norm at zero, where the gradient is infinite",
     "parameter": "an earlier step's gradients were not finite: set optimization.max_grad_norm, "

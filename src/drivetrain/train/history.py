@@ -38,6 +38,7 @@ class EvaluationResult:
 
     step: int
     metrics: Mapping[str, float]
+    """Value of each metric by name."""
     num_samples: int
     """Number of evaluated samples: all of them, each once."""
 
