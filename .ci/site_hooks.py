@@ -1,16 +1,19 @@
 """Hooks of MkDocs: llms.txt beside the site, when figures were measured, a name for the search.
 
 llms.txt (https://llmstxt.org) has every page with its first sentence, by the nav; the pages'
-Markdown is put beside their HTML, so that a program can read what a person reads.
+Markdown is put beside their HTML, so that a program can read what a person reads: with signatures
+and docstrings, where mkdocstrings puts them into the HTML only.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import griffe
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -65,7 +68,49 @@ def on_post_build(config: Any, **_: Any) -> None:
     for name in _FIRST_LINES:
         copy = site / name
         copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(docs / name, copy)
+        copy.write_text(readable((docs / name).read_text()))
+
+
+_GENERATED = re.compile(r"^::: (\S+)$", re.MULTILINE)
+
+
+def readable(markdown: str) -> str:
+    """Put signatures and docstrings in the place of `::: drivetrain.name` lines."""
+    if not _GENERATED.search(markdown):
+        return markdown
+    root = Path(__file__).parents[1]
+    package = griffe.load("drivetrain", search_paths=[root / "src"])
+    return _GENERATED.sub(partial(_described, package), markdown)
+
+
+def _described(package: Any, found: re.Match[str]) -> str:
+    """A name as a user imports it, its signature, its docstring, and a line for each member."""
+    shown = package[found[1].removeprefix("drivetrain.")]
+    path = f"drivetrain.{shown.name}" if shown.name in package.exports else found[1]
+    members = [] if shown.is_function else shown.all_members.values()
+    has_fields = shown.is_class and not shown.signature()  # else the signature has them
+    lines = [
+        f"- `{_signature(each)}`{_told(each)}"
+        for each in members
+        if not each.name.startswith("_")
+        and (each.has_docstring or (has_fields and each.is_attribute))
+    ]
+    parts = [f"### {path}", f"```python\n{_signature(shown)}\n```", shown.docstring.value]
+    return "\n\n".join([*parts, "\n".join(lines)]).rstrip()
+
+
+def _signature(shown: Any) -> str:
+    shown = shown.final_target if shown.is_alias else shown  # else without what it returns
+    if shown.is_attribute:
+        value = f" = {shown.value}" if "class-attribute" in shown.labels else ""
+        return f"{shown.name}: {shown.annotation}" if shown.annotation else f"{shown.name}{value}"
+    return shown.signature() or f"class {shown.name}"
+
+
+def _told(shown: Any) -> str:
+    if not shown.has_docstring:
+        return ""
+    return ": " + " ".join(shown.docstring.value.split("\n\n")[0].split())
 
 
 def _entries(item: Any) -> list[str]:

@@ -111,7 +111,8 @@ def test_a_refusal_comes_from_another_process_as_it_was() -> None:
     assert (back.folder, back.changes, str(back)) == (
         "step-4",
         (Change("seed", 1, 2, "refused"), Change("torch", "a", "b", "said")),
-        "seed = 2: was 1 when step-4 was saved; restore it, or add --accept-change seed",
+        "seed = 2: was 1 when step-4 was saved; "
+        "restore it, or add --accept-change seed before the script",
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 from drivetrain.checkpoint import storage
 from drivetrain.checkpoint.storage import RemoteStorage, storage_at
 from drivetrain.core.errors import ConfigError, EnvironmentProblem
+from drivetrain.core.requirements import install_command
 
 
 def test_a_store_whose_library_is_missing_says_what_to_install(
@@ -22,8 +23,8 @@ def test_a_store_whose_library_is_missing_says_what_to_install(
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
     for address, remedy in (
-        ("s3://bucket", "pip install 'drivetrain[s3]'"),
-        ("s3a://bucket", "pip install 'drivetrain[s3]'"),
+        ("s3://bucket", install_command("s3")),
+        ("s3a://bucket", install_command("s3")),
         ("gs://bucket", "install the package it names"),
     ):
         with pytest.raises(EnvironmentProblem) as caught:

@@ -89,7 +89,7 @@ def test_a_loader_brings_its_own_settings() -> None:
         "pin_memory": False,
         "prefetch_factor": 7,
     }
-    assert options["worker_init_fn"] is begin
+    assert options["worker_init_fn"].init is begin
     assert options["multiprocessing_context"] is loader.multiprocessing_context
     assert isinstance(options["generator"], torch.Generator)
     alone = source_from([1], Data()).loader_options

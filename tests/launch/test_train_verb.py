@@ -15,6 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from drivetrain.cli.main import app, with_flags_of
+from drivetrain.core.errors import ConfigError
+from drivetrain.launch.early import starting_line
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests" / "scripts"
@@ -39,6 +41,140 @@ def test_a_torchrun_script_runs_unchanged() -> None:
     assert "OMP_NUM_THREADS" not in result.stderr
 
 
+def test_what_is_started_is_said_before_torch_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import sys; sys.stderr.write('a rank\\n')\n")
+    result = drivetrain("train", "--nproc-per-node", "2", "script.py", cwd=tmp_path)
+    expected = ["starting 2 processes on this machine", "a rank", "a rank"]
+    assert result.stderr.splitlines() == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--nproc-per-node=two"],
+            "--nproc-per-node = two: must be a whole number, at least 1, or auto, cpu, gpu or xpu; "
+            "--nproc-per-node 2",
+        ),
+        (
+            ["--nproc-per-node=xpu"],
+            "--nproc-per-node = xpu: this node has no such device; --nproc-per-node 2",
+        ),
+        (["--nnodes=3:1"], "--nnodes = 3:1: the maximum is less than the minimum; --nnodes 1:3"),
+        (
+            ["--stall-timeout=abc"],
+            "--stall-timeout = abc: must be a number of seconds, more than 0; --stall-timeout 60",
+        ),
+    ],
+)
+def test_a_wrong_value_of_a_flag_is_refused_in_one_line(
+    tmp_path: Path, words: list[str], said: str
+) -> None:
+    (tmp_path / "script.py").touch()
+    result = drivetrain("train", *words, "script.py", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (2, f"{said}\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--start-method=x"],
+        ["--logs-specs=x"],
+        ["--rdzv-backend=x", "--rdzv-endpoint=localhost"],
+        ["--no-python", "-m"],
+    ],
+)
+def test_what_torch_refuses_is_told_without_a_traceback(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "script.py").touch()
+    result = drivetrain("train", *words, "script.py", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert "usage:" not in result.stderr
+    assert result.stderr.splitlines()[-1].startswith(("--", "torchrun's flags: "))
+
+
+def test_a_flag_of_the_launcher_that_the_script_gets_is_told(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import sys; print(sys.argv[1:])")
+    words = ["script.py", "--log-dir", "logs"]
+    result = drivetrain("train", *words, cwd=tmp_path)
+    assert result.stdout == "['--log-dir', 'logs']\n"
+    assert "note: --log-dir stands after script.py and was passed to it;" in result.stderr
+    quiet = drivetrain("train", "script.py", "--", *words[1:], cwd=tmp_path)
+    assert quiet.stdout == result.stdout
+    assert "note" not in quiet.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["verify", "resume", "x.py", "--steps", "ten"],
+            "--steps = ten: must be a whole number; drivetrain verify resume --help",
+        ),
+        (
+            ["watch", "runs/x", "--every=often"],
+            "--every = often: must be a number; drivetrain watch --help",
+        ),
+        (
+            ["probe", "--nproc-per-node", "0"],
+            "--nproc-per-node = 0: must be at least 1; drivetrain probe --help",
+        ),
+        (
+            ["drill", "x.py", "--nproc-per-node=-1"],
+            "--nproc-per-node = -1: must be at least 1; drivetrain drill --help",
+        ),
+        (
+            ["doctor", "--port", "3", "--port", "x"],
+            "--port = 3, x: must be a whole number; drivetrain doctor --help",
+        ),
+        (
+            ["doctor", "--on", "slum"],
+            "--on = slum: unknown; use slurm, kubernetes, ray, torchrun",
+        ),
+        (
+            ["tune", "x.py", "--space=s", "--nproc-per-trial=0"],
+            "--nproc-per-trial = 0: must be at least 1; drivetrain tune run --help",
+        ),
+    ],
+)
+def test_a_wrong_value_of_another_commands_option_is_refused_in_one_line(
+    words: list[str], said: str
+) -> None:
+    result = CliRunner().invoke(app, words, prog_name="drivetrain")
+    assert str(result.exception) == said
+    assert isinstance(result.exception, ConfigError)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["gone.py"],
+        ["--nproc-per-node=0", "script.py"],
+        ["--nproc-per-node=many", "script.py"],
+        ["--no-such-flag", "script.py"],
+        ["--nnodes=2", "--run-dir=run", "script.py"],
+    ],
+)
+def test_nothing_is_said_of_a_start_that_may_be_refused_or_is_one_of_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").touch()
+    assert starting_line(["script.py"]) is not None
+    assert starting_line(words) is None
+
+
+def test_a_machine_with_devices_starts_a_process_on_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "device").touch()
+    (tmp_path / "script.py").touch()
+    monkeypatch.setattr("drivetrain.launch.early._DRIVERS", (str(tmp_path / "device"),))
+    script = str(tmp_path / "script.py")
+    assert starting_line([script]) == "starting one process per device on this machine"
+    assert starting_line(["--nproc-per-node=1", script]) == "starting 1 process on this machine"
+
+
 def test_the_first_failing_ranks_traceback_comes_last() -> None:
     script = str(SCRIPTS / "torchrun_style.py")
     result = drivetrain("train", script, "--nproc-per-node", "2", "--fail-rank", "1")
@@ -58,6 +194,13 @@ def test_a_killed_rank_is_named() -> None:
     assert result.returncode == 137
     assert "rank 1 (pid" in result.stderr
     assert "killed by SIGKILL" in result.stderr
+
+
+def test_a_code_that_the_script_chose_is_passed_on(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import sys; sys.exit(7)\n")
+    result = drivetrain("train", "--nproc-per-node", "2", "script.py", cwd=tmp_path)
+    assert result.returncode == 7
+    assert "failed first: exit code 7" in result.stderr
 
 
 def test_a_stopped_launcher_leaves_no_rank_behind(tmp_path: Path) -> None:

@@ -21,11 +21,16 @@ scheduler, one rule is enough: **75 means start me again**. The codes are [stabl
 _REST = """| 77 | | a newer attempt of the same run has taken over; this one wrote nothing more |
 | 128 + N | | ended by signal N: 130 is Ctrl-C, 137 SIGKILL (often out of memory), 143 SIGTERM |
 
-A training run that is stopped by Ctrl-C or SIGTERM saves first and exits with 75. Commands that
-have nothing to save exit with 130 or 143.
+`drivetrain train` exits with the code of the rank that failed first, also if the script chose it:
+after `sys.exit(7)` it is 7. [Launching](launching.md#exit-codes) shows this, and where 5 is used.
+
+A training run that is stopped by Ctrl-C or SIGTERM saves first and exits with 75, also in a plain
+`python script.py` ([interrupting and resuming](stopping.md#interrupting-and-resuming)). Commands
+that have nothing to save exit with 130 or 143.
 
 In Python, the same errors are exceptions; those with a link are in the
-[API reference](reference.md#errors).
+[API reference](reference.md#errors). Apart from 75, a plain `python script.py` ends with Python's
+own exit code, which is 1 for an exception.
 
 ```bash
 until drivetrain train --run-dir runs/mine --nproc-per-node 4 train.py; do

@@ -112,7 +112,7 @@ def main(folder: Path, name: str, steps: int, pause_s: float, holds: set[int]) -
                 evaluate_every=None,
                 evaluate=None,
                 report=history.steps.extend,
-                logged=LoggedSteps(history, say=print, most_skipped=None),
+                logged=LoggedSteps(history, say=print, most_skipped=None, remedy=""),
                 saver=NoSaver(),  # type: ignore[arg-type]
                 at=Position(),
             )

@@ -103,7 +103,8 @@ def test_weights_in_several_files_are_the_trainers(run: Path, tmp_path: Path) ->
 
 def test_a_pt_file_of_a_chosen_step(run: Path, tmp_path: Path) -> None:
     says("export", run / "checkpoints", tmp_path / "new" / "gpt.pt", "--step", 2)
-    says("export", run / "checkpoints" / FIRST, tmp_path / "same.pt")
+    _, output = says("export", run / "checkpoints" / FIRST, tmp_path / "same.pt")
+    assert output.endswith(f" → {tmp_path / 'same.pt'}\n")
     first = torch.load(tmp_path / "new" / "gpt.pt", weights_only=True)
     assert_same(torch.load(tmp_path / "same.pt", weights_only=True), first)
     assert not torch.equal(first["head.weight"], trained(run)["head.weight"])

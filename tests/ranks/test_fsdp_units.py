@@ -123,3 +123,46 @@ def warned(folder: str) -> list[str]:
 def test_weights_that_are_not_trained_are_named_once(tmp_path: Path) -> None:
     first, second = run_ranks(warned, 2, 60, args=(str(tmp_path),))
     assert (len(first), second) == (1, [])
+
+
+class ReturnsViews(nn.Module):
+    """On sequences, the output of a Linear is a view."""
+
+    is_in_place = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.head = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+            if self.is_in_place:
+                x += 1.0
+        y: torch.Tensor = self.head(x)
+        return y
+
+
+class ChangesViews(ReturnsViews):
+    is_in_place = True
+
+
+def on_sequences(folder: str, model: type[nn.Module]) -> list[str]:
+    data = TensorDataset(torch.randn(16, 4, 8, generator=torch.Generator().manual_seed(1)))
+    config = settings(
+        folder, max_steps=6, global_batch_size=16, micro_batch_size=4, parallel={"strategy": "fsdp"}
+    )
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            Trainer(Task(model, loss), config).fit(data)
+        except RuntimeError as error:
+            return error.__notes__
+    return [str(each.message) for each in said if "view" in str(each.message)]
+
+
+def test_a_view_is_no_reason_to_warn_but_its_change_in_place_is_explained(tmp_path: Path) -> None:
+    assert run_ranks(on_sequences, 2, 60, args=(str(tmp_path), ReturnsViews)) == [[], []]
+    for notes in run_ranks(on_sequences, 2, 60, args=(str(tmp_path), ChangesViews)):
+        assert any("must not be changed in place" in note for note in notes)

@@ -57,6 +57,7 @@ def given_model_and_optimizer(output_dir: str) -> tuple[list[float], dict[str, f
     model = GPT()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     config = settings(output_dir, max_steps=6, parallel={"strategy": "fsdp"})
+    del config["optimization"]["learning_rate"]  # the optimizer has its own
     loop = drivetrain.prepare(model, optimizer, sentences(), config)
     for step in loop.steps():
         for batch in step:

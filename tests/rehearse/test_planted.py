@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.rehearse.client import Rehearsal, RehearsalRequest, rehearse
+from drivetrain.rehearse.show import lines
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "planted.py"
 
@@ -19,8 +20,8 @@ def rehearsed(plant: str, world_size: int, *words: str, memory: int | None = Non
 
 
 def line_of(plant: str) -> int:
-    lines = SCRIPT.read_text().splitlines()
-    return next(n for n, line in enumerate(lines, 1) if line.endswith(f"# HERE: {plant}"))
+    text = SCRIPT.read_text().splitlines()
+    return next(n for n, line in enumerate(text, 1) if line.endswith(f"# HERE: {plant}"))
 
 
 FSDP = ("parallel.strategy=fsdp",)
@@ -61,15 +62,22 @@ def test_memory_that_only_the_last_stage_lacks() -> None:
     tight = rehearsed("memory", 8, *words, memory=between)
     assert {finding.what for finding in tight.findings} == {"out of memory"}
     assert all("last stage" in finding.message for finding in tight.findings)
-    lines = {finding.line.number for finding in tight.findings if finding.line is not None}
-    assert lines <= {line_of("memory"), line_of("batch"), line_of("batch") - 1}
-    assert lines
+    found = {finding.line.number for finding in tight.findings if finding.line is not None}
+    assert found <= {line_of("memory"), line_of("batch"), line_of("batch") - 1}
+    assert found
 
 
 def test_nothing_is_found_where_nothing_is_planted() -> None:
     rehearsal = rehearsed("nothing", 64, *FSDP, "parallel.tp=2")
     assert rehearsal.findings == ()
     assert len(rehearsal.reports) == 3
+
+
+def test_idle_ranks_are_warned_of_once() -> None:
+    rehearsal = rehearsed("nothing", 64, "micro_batch_size=32", "global_batch_size=64")
+    shown = "\n".join(lines(rehearsal))
+    assert shown.count("micro-batch slots per step have no samples") == 1
+    assert "warning: idle ranks (all): 62 of 64 micro-batch slots" in shown
 
 
 def test_a_value_that_is_read_is_said() -> None:

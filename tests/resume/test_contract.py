@@ -98,9 +98,10 @@ def test_every_key_that_differs_is_named_at_once() -> None:
     with pytest.raises(ContractChanged) as raised:
         contract.compare("step-4", {"seed": 42, "data.shuffle": True, "torch": "2.12", "old": 1})
     assert str(raised.value).splitlines() == [
-        "seed = 7: was 42 when step-4 was saved; restore it, or add --accept-change seed",
+        "seed = 7: was 42 when step-4 was saved; "
+        "restore it, or add --accept-change seed before the script",
         "data.shuffle = false: was true when step-4 was saved; "
-        "restore it, or add --accept-change data.shuffle",
+        "restore it, or add --accept-change data.shuffle before the script",
     ]
 
 

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.padding import Padding
+from rich.table import Table
 from typer.testing import CliRunner
 
 from drivetrain.cli import main as cli
@@ -99,6 +101,19 @@ def test_the_terminal_still_has_colours(capsys: pytest.CaptureFixture[str]) -> N
     console = terminal(file=sys.stdout, force_terminal=True, color_system="standard")
     console.print("[bold]x[/bold]")
     assert "\x1b[1mx" in capsys.readouterr().out
+
+
+def test_lines_in_a_pipe_do_not_end_in_blanks(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("name", "size", box=None)
+    table.add_row("a longer name", "1")
+    console = terminal()
+    console.print(table)
+    console.print(Padding("a wrapped line " * 12, (0, 0, 0, 2)))
+    console.print("asked: ", end="")
+    lines = capsys.readouterr().out.split("\n")
+    assert [line for line in lines[:-1] if line != line.rstrip()] == []
+    assert [line.split() for line in lines[:2]] == [["name", "size"], ["a", "longer", "name", "1"]]
+    assert lines[-1] == "asked: "
 
 
 def test_every_verb_speaks_through_it() -> None:

@@ -90,5 +90,5 @@ def test_members_are_one_ssh_each_and_survive_the_file(tmp_path: Path) -> None:
         "cd '/shared/my code' && exec env 'A=b c' /venv/bin/python"
         " -m drivetrain.launch.coordinator.stdin_watchdog --nnodes=2 --nproc-per-node=1"
         " --run-dir=/shared/run --grace-period=30"
-        """ --local-addr=10.0.0.2 train.py --title 'it'"'"'s mine'""",
+        """ --local-addr=10.0.0.2 train.py -- --title 'it'"'"'s mine'""",
     )

@@ -16,7 +16,7 @@ from drivetrain.core.errors import ConfigError
 from drivetrain.launch import submission
 from drivetrain.launch.early import nodes_of_step
 from drivetrain.launch.job import Job, seconds_of, time_text
-from drivetrain.launch.request import Request, read_request
+from drivetrain.launch.request import Request, read_command, read_request
 from drivetrain.launch.target import Rendered, State, Status
 from drivetrain.launch.targets.slurm import Slurm
 
@@ -102,10 +102,10 @@ def test_a_launch_file_holds_flags_and_flags_win(desk: Path) -> None:
     [
         ("--on slum train.py", "--on = slum: no such target; did you mean slurm?"),
         ("--on slurm --partion x train.py", "--partion: unknown flag; did you mean --partition?"),
-        ("--on slurm --nodes two train.py", "--nnodes = two: must be a whole number, at least 1"),
+        ("--on slurm --nodes two train.py", "--nodes = two: must be a whole number, at least 1"),
         ("--on slurm --nproc-per-node gpu train.py", "--nproc-per-node = gpu: must be a whole"),
         ("--on slurm --time soon train.py", "--time = soon: not a time limit"),
-        ("--on slurm --gpus-per-node x train.py", "--gpus-per-node: invalid int value: 'x'"),
+        ("--on slurm --gpus-per-node x train.py", "--gpus-per-node = x: must be a whole"),
         ("--on slurm --env NOT_SET_HERE train.py", "--env = NOT_SET_HERE: this variable is not"),
         ("--on slurm", "SCRIPT: not given"),
         ("--on hosts train.py", "--hosts: not given; --hosts FILE"),
@@ -139,6 +139,23 @@ def test_what_cannot_be_read_says_why(line: str, message: str) -> None:
 def test_what_would_go_wrong_is_known_before(line: str, message: str) -> None:
     request = read(line)
     assert message in "\n".join(map(str, request.target.problems(request.job)))
+
+
+@pytest.mark.parametrize(
+    "line", ["train.py -- --nnodes 3 x", "train.py a=1 --log-dir x", "train.py a=1 b"]
+)
+@pytest.mark.usefixtures("desk")
+def test_a_node_passes_the_script_what_the_client_would(line: str) -> None:
+    job = read(f"--on slurm {line}").job
+    on_node = read_command(job.node_argv())
+    assert (on_node.script_args, on_node.passed_flags) == (job.script_args, ())
+
+
+@pytest.mark.usefixtures("desk")
+def test_flags_of_the_target_that_the_script_gets_are_known() -> None:
+    request = read("--on slurm train.py --lr 1 --partition x --nodes 2")
+    assert request.passed_flags == ("--partition", "--nodes")
+    assert request.job.num_nodes == 1
 
 
 def test_every_problem_is_told_at_once(desk: Path) -> None:

@@ -94,9 +94,10 @@ def test_arguments_reach_the_script_as_they_were_typed(tmp_path: Path) -> None:
         capture_output=True,
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "5"},
     )
-    assert done.stdout.splitlines()[-5:] == [
+    assert done.stdout.splitlines()[-6:] == [
         "--rdzv-id=5-0",
         "examples/gpt.py",
+        "--",
         "--title",
         "it's mine",
         "$HOME",

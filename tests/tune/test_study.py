@@ -161,6 +161,41 @@ def test_the_same_winner_on_one_worker_and_on_two_with_kills(
     assert digest.hexdigest() == weights
 
 
+OWN_OPTIMIZER = """
+import torch
+from torch import nn
+from drivetrain import Task, Trainer, load_config
+
+config = load_config(defaults={"global_batch_size": 8, "max_steps": 2})
+data = torch.utils.data.TensorDataset(torch.randn(32, 4))
+task = Task(
+    lambda: nn.Linear(4, 1),
+    lambda model, batch: model(batch[0]).mean(),
+    optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05),
+)
+Trainer(task, config).fit(data, data)
+"""
+
+
+@pytest.mark.slow
+def test_trials_that_are_refused_say_why(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    script, space = tmp_path / "own.py", tmp_path / "space.yaml"
+    script.write_text(OWN_OPTIMIZER)
+    space.write_text("parameters: {optimization.learning_rate: [0.1]}")
+    words = ["tune", str(script), "--space", str(space), "--study", str(tmp_path / "study")]
+    done = subprocess.run(
+        [sys.executable, "-m", "drivetrain", *words, "--trials", "1"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    said = "optimization.learning_rate = 0.1: set on the command line, but the script has its own"
+    assert f"trial 0: failed: {said}" in done.stdout
+    assert f"all of the first 1 trials failed: {said}" in done.stderr
+
+
 def runner(tmp_path: Path, **changes: Any) -> Runner:
     space = Space({"seed": Choice((1, 2))})
     settings = Settings(SCRIPT, ("a.b=c",), num_trials=2, **changes)
@@ -283,6 +318,6 @@ def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
     from drivetrain.cli.tune import run
 
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ConfigError, match=r"pip install 'drivetrain\[tune\]'"):
+    with pytest.raises(ConfigError, match=r"pip install .*\[tune\]'"):
         run(Settings(SCRIPT, (), num_trials=1), "space.yaml", str(tmp_path / "study"), 1, "local")
     assert not (tmp_path / "study").exists()

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +17,24 @@ from drivetrain.checkpoint.lineage import claim_next
 from drivetrain.checkpoint.storage import storage_at
 from drivetrain.diagnose.finding import Finding, Severity
 from drivetrain.diagnose.finding import Kind as Diagnosis
-from drivetrain.record.session import TRAINS, Phase, ProgressPage, page_path
+from drivetrain.record.run_directory import RunDirectory
+from drivetrain.record.session import (
+    RUN_DIR,
+    TRAINS,
+    Phase,
+    ProgressPage,
+    forget_attempt,
+    page_path,
+)
 from drivetrain.supervise import attempt as attempt_module
 from drivetrain.supervise.attempt import NodeAttempt
 from drivetrain.supervise.failures import reporting
-from drivetrain.supervise.failures.attempt_report import AttemptReport, is_unsaved
+from drivetrain.supervise.failures.attempt_report import (
+    AttemptReport,
+    is_unsaved,
+    write_closed,
+    write_end,
+)
 from drivetrain.supervise.failures.failure import RankFailure
 from drivetrain.supervise.failures.rank_dump import RankDump
 from drivetrain.supervise.failures.reporting import (
@@ -44,6 +58,7 @@ class Node:
     def __init__(self, codes: dict[int, int] | None = None) -> None:
         self.workers = [SimpleNamespace(local_rank=n, pid=100 + n) for n in range(2)]
         self.codes = [codes or {}]
+        self.command = ["train.py"]
         self.left = {0: RankDump("left by 0", "")}
         self.told = {1: RankDump("told by 1", "")}
 
@@ -228,12 +243,32 @@ def test_an_end_is_classified_by_what_ranks_wrote_and_who_is_there(
     assert attempt.classify([RankFailure(4, 100, 1, OWN)]).trains is False
 
 
+@pytest.mark.parametrize(
+    ("code", "text", "trains"),
+    [
+        (-9, "from drivetrain import Trainer\n", True),
+        (-9, "import torch\n", False),
+        (-11, "from drivetrain import Trainer\n", False),
+        (1, "from drivetrain import Trainer\n", False),
+    ],
+)
+def test_a_rank_killed_before_it_could_say_so_trains_if_its_script_imports_drivetrain(
+    tmp_path: Path, code: int, text: str, trains: bool
+) -> None:
+    (tmp_path / "train.py").write_text(text)
+    node = Node()
+    node.command = [str(tmp_path / "train.py")]
+    end = node_attempt(tmp_path, node).classify([RankFailure(4, 100, code)])
+    assert (end.kind, end.trains) == (EndKind.START_UP, trains)
+
+
 def test_an_account_has_all_that_is_known(tmp_path: Path) -> None:
     attempt = node_attempt(tmp_path, Node({1: 3}))
     watch: Any = SimpleNamespace(facts=lambda: {0: {"held_bytes": 7}})
     attempt._resources = watch
     (tmp_path / "run-0").write_text(str(tmp_path / "run"))
     (tmp_path / "attempt").write_text("2")
+    (tmp_path / TRAINS).touch()
     end, failures = End(EndKind.FAILED, 5), [RankFailure(5, 101, 3, OWN)]
     account = attempt.account(end, failures, "some detail", why="too often", restarts=True)
     assert account == AttemptReport(
@@ -337,12 +372,46 @@ def said(account: AttemptReport) -> str:
             "rank 5 (pid 101, node7) was killed by SIGKILL after step 4; restarting from the "
             "beginning, as there is no checkpoint yet",
         ),
+        (
+            report(
+                EndKind.START_UP, RankFailure(5, 101, -9), step=0, restarts=True, has_begun=False
+            ),
+            "rank 5 (pid 101, node7) was killed by SIGKILL before its first step; restarting",
+        ),
         (report(EndKind.FAILED), "node7: rank 1 stands still after step 4; stopping"),
         (report(EndKind.FINISHED, detail=""), "node7: ended after step 4; stopping"),
     ],
 )
 def test_every_end_is_said_in_one_line(account: AttemptReport, text: str) -> None:
     assert said(account) == text
+
+
+def test_a_kill_is_explained_by_whether_its_run_was_open(tmp_path: Path) -> None:
+    failure = RankFailure(5, 101, -9)
+    assert "or the kernel did" in paragraph(report(EndKind.START_UP, failure, step=0))
+    opened = report(EndKind.START_UP, failure, step=0, whole=tmp_path / "00005.txt")
+    assert "use a smaller micro_batch_size" in paragraph(opened)
+    assert "use a smaller micro_batch_size" in paragraph(report(EndKind.FAILED, failure))
+
+
+def test_an_attempt_is_not_overwritten_by_ranks_that_did_not_open_another(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    (tmp_path / "run-0").write_text(str(run.path))
+    (tmp_path / "attempt").write_text("1")
+    first = report(EndKind.FAILED, RankFailure(5, 101, 1, OWN), restarts=True, detail="")
+    assert write_end(tmp_path, first, {}) == (run.path, 1)
+    kept = run.attempts()[0].end
+    forget_attempt(tmp_path)
+    forget_attempt(tmp_path)
+    killed = RankFailure(4, 100, -9)
+    assert write_end(tmp_path, report(EndKind.START_UP, killed, restarts=True), {}) is None
+    assert run.attempts()[0].end == kept
+    last = report(EndKind.START_UP, killed, why="enough")
+    assert write_end(tmp_path, last, {}) is None
+    why = "the next attempt ended before it had begun: rank 4 was killed by SIGKILL; enough"
+    assert run.attempts()[0].end == {**kept, "restarts": False, "why": why}
+    write_closed(tmp_path, 137)
+    assert (run.attempt(1) / "closed.json").exists()
 
 
 def test_of_a_run_that_stops_for_a_failure_the_cause_comes_last() -> None:
@@ -409,14 +478,21 @@ def test_a_replica_that_is_lost_is_named() -> None:
     [
         (
             EndKind.PREEMPTED,
-            "stopped by SIGTERM and saved after step 4; run the same command again to resume",
+            "stopped by SIGTERM and saved after step 4; to resume, run the same command again with "
+            "--run-dir /runs/a before the script",
         ),
         (EndKind.FINISHED, "SIGTERM arrived as the last step ended; the run is finished"),
         (EndKind.FAILED, "stopped by SIGTERM; all ranks were killed"),
     ],
 )
 def test_who_was_asked_to_stop_says_what_became_of_it(kind: EndKind, text: str) -> None:
-    assert stopped(End(kind, 4), "SIGTERM") == text
+    assert stopped(End(kind, 4), "SIGTERM", Path("/runs/a")) == text
+
+
+def test_with_a_directory_the_same_command_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RUN_DIR, "/runs/a")
+    said = stopped(End(EndKind.PREEMPTED, 4), "SIGTERM", Path("/runs/a"))
+    assert said.endswith("saved after step 4; run the same command again to resume")
 
 
 def finding(kind: Diagnosis) -> Finding:
@@ -436,6 +512,13 @@ def test_a_verdict_stands_below_what_happened_with_its_grounds_where_they_are_no
     assert with_verdict("it ended", finding(other), is_written_down=False) == (
         f"{short}\n    · a line\n    · another"
     )
+
+
+def test_a_remedy_that_the_error_gave_is_not_given_again() -> None:
+    found = finding(Diagnosis.NON_FINITE)
+    error = "NonFiniteLoss: train/loss = nan; look at rank 0"
+    assert with_verdict(error, found) == error
+    assert with_verdict(error, replace(found, line="train.py:3")) == f"{error}\n  rank 1 waits"
 
 
 def test_what_is_said_goes_to_stderr_a_line_at_a_time(capfd: pytest.CaptureFixture[str]) -> None:
@@ -475,7 +558,7 @@ def test_a_script_without_a_run_directory_is_judged_by_what_ranks_told(
     monkeypatch.setattr(reporting, "calls_of", lambda text: ["call"] if text else None)
     dumps = {4: RankDump("in send", "{}"), 5: RankDump("in recv", "")}
     assert write_down(tmp_path, report(EndKind.FAILED), dumps) is None
-    assert judged == [], "only a stall has something to be judged by"
+    assert judged == [], "only a stall and a kill have something to be judged by"
     account = report(EndKind.STALLED, ranks=(4, 5))
     write_down(tmp_path, account, dumps)
     (evidence,) = judged
@@ -484,3 +567,6 @@ def test_a_script_without_a_run_directory_is_judged_by_what_ranks_told(
     assert evidence.calls == {4: ["call"]}
     assert evidence.end["hosts"] == {"4": "node7", "5": "node7"}, "as it is read back from JSON"
     assert evidence.end["kind"] == "stalled"
+    killed = AttemptReport(End(EndKind.START_UP, 0, by_signal=True), [], "node7", "", "")
+    write_down(tmp_path, killed, {})
+    assert judged[1].end["kind"] == "failed while starting"

@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
+from drivetrain import Task, Trainer
 from drivetrain.config import load_config
 from drivetrain.core.errors import ConfigError
 from drivetrain.data.batches import BatchPlan, DataPosition, share, solve_micro_batch
@@ -129,8 +133,8 @@ def test_a_batch_that_does_not_divide_is_answered_with_ones_that_do() -> None:
     with pytest.raises(ConfigError) as raised:
         solve_micro_batch(load_config(argv=["global_batch_size=64", "max_steps=1"]), 3)
     assert str(raised.value) == (
-        "global_batch_size = 64: does not divide into 3 equal micro-batches; "
-        "use 63 or 66, or set micro_batch_size"
+        "global_batch_size = 64: does not divide into 3 equal micro-batches; use 63 or 66, "
+        "set micro_batch_size to a divisor (2, 4, 8, 16), or change the number of ranks"
     )
 
 
@@ -209,10 +213,13 @@ def test_many_idle_turns_are_answered_with_what_to_change() -> None:
     assert BatchPlan(4, 4, 4, 100).idle_warning == (
         "3 of 4 micro-batch slots per step have no samples: global_batch_size 4 is 1 micro-batches "
         "of 4; use at most 1 data-parallel ranks, a global_batch_size of 16 (micro_batch_size 4 × "
-        "4 ranks) or a multiple of it, or micro_batch_size 1 or less"
+        "4 ranks) or a multiple of it, or micro_batch_size 1"
     )
-    assert "or less" not in BatchPlan(64, 8, 3, 100).idle_warning, "21 is no smaller micro-batch"
-    assert "or less" not in BatchPlan(4, 4, 8, 100).idle_warning, "nor is nothing"
+    assert BatchPlan(64, 8, 3, 100).idle_warning.endswith(", or micro_batch_size 2")
+    assert "or micro_batch_size" not in BatchPlan(18, 2, 5, 100).idle_warning, "1 is no better"
+    assert BatchPlan(4, 4, 8, 100).idle_warning.endswith(
+        "a multiple of it; no micro_batch_size gives each of 8 ranks a sample"
+    )
     assert BatchPlan(18, 2, 5, 100).idle_warning, "one turn of ten is a lot"
     assert not BatchPlan(20, 2, 11, 100).idle_warning, "one of eleven is not"
 
@@ -229,8 +236,18 @@ def test_a_chosen_micro_batch_is_left_alone_and_one_rank_has_one() -> None:
     alone = solve_micro_batch(load_config(argv=words), 1)
     assert alone.config.micro_batch_size == 6
     assert "6 samples over 1 rank in one micro-batch" in str(alone.source("micro_batch_size"))
-    with pytest.raises(ConfigError, match="use 8 or 16, or set"):
+    with pytest.raises(ConfigError, match=r"use 8, set micro_batch_size to a divisor \(1\)"):
         solve_micro_batch(load_config(argv=words), 8)
+
+
+def test_a_batch_sampler_is_answered_with_multiples_of_its_batches(quiet: dict[str, Any]) -> None:
+    task = Task(lambda: nn.Linear(1, 1), lambda model, batch: model(batch[0]).mean())
+    loader = DataLoader(
+        TensorDataset(torch.ones(14, 1)),
+        batch_sampler=[list(range(7)), list(range(7, 14))],
+    )
+    with pytest.raises(ConfigError, match="largest batch, 7; use 14 or 21"):
+        Trainer(task, {"global_batch_size": 16, "max_steps": 1, **quiet}).fit(loader)
 
 
 def test_ids_are_looked_up_for_a_stretch_of_steps_and_not_again() -> None:

@@ -380,9 +380,10 @@ def test_the_interval_says_how_it_came_about() -> None:
     assert best_interval(0.5, 0.25, 1, 1800.0, beside_s=3.0) == Interval(
         360,
         "√(2 × 500 ms a save × 2.2 h between failures) = 90 s = 360 steps of 250.0 ms "
-        "(1 failures in 1800 s so far)",
+        "(1 failure in 1800 s so far)",
     )
-    assert "failures in 1.0 h so far" in best_interval(0.5, 0.25, 1, 3600.0).why
+    assert "(2 failures in 1.0 h so far)" in best_interval(0.5, 0.25, 2, 3600.0).why
+    assert "= 1 step of 10000000.0 ms" in best_interval(0.5, 1e4, 0, 0.0).why
     free = best_interval(0.0, 0.01, 0, 0.0)
     assert free.steps == round(math.sqrt(2 * 1e-3 * 4 * 3600) / 0.01), "no save is free"
     assert best_interval(1.0, 0.0, 0, 0.0).steps == round(math.sqrt(2 * 4 * 3600) / 1e-6)

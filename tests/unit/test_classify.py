@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,32 @@ def test_the_verdict_folds_what_followed_and_gives_the_cause_in_full() -> None:
     assert alone.startswith("rank 0 (pid 10, h) failed first: killed by SIGKILL, without a trace")
     assert "out of memory" in alone
     assert "stopped because" not in alone
+
+
+def test_before_a_run_is_open_no_micro_batch_is_to_blame() -> None:
+    killed = verdict(failed(-9), "h", is_starting=True)
+    assert killed == (
+        "rank 0 (pid 10, h) failed first: killed by SIGKILL, without a traceback: either something "
+        "outside the run killed it, or the kernel did because memory ran out; `dmesg` and oom_kill "
+        "in memory.events of its control group show which"
+    )
+    assert verdict(failed(-11), "h", is_starting=True) == (
+        "rank 0 (pid 10, h) failed first: killed by SIGSEGV: native code crashed; "
+        "PYTHONFAULTHANDLER=1 shows the Python stack"
+    )
+    assert verdict(failed(-15), "h", is_starting=True).endswith("killed by SIGTERM")
+    assert verdict(failed(-7), "h", is_starting=True).endswith("killed by SIGBUS")
+
+
+def test_a_crash_of_its_own_code_is_no_kill_from_outside() -> None:
+    def is_from_outside(name: str) -> bool:
+        return failed(-signal.Signals[name])[0].was_killed_from_outside
+
+    outside = ("SIGKILL", "SIGTERM", "SIGBUS", "SIGHUP", "SIGINT", "SIGUSR1")
+    assert all(is_from_outside(name) for name in outside)
+    crashes = ("SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
+    assert not any(is_from_outside(name) for name in crashes)
+    assert not failed(1)[0].was_killed_from_outside
 
 
 def test_a_refused_config_is_said_without_naming_who_was_first() -> None:

@@ -10,6 +10,7 @@ import pytest
 from drivetrain.cluster import Identity, detect
 from drivetrain.cluster.environments import first_host
 from drivetrain.core.errors import EnvironmentProblem
+from drivetrain.record.session import SESSION, launcher_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "environments"
 
@@ -50,6 +51,17 @@ def test_a_torchrun_inside_another_environment_wins() -> None:
     torchrun = variables("torchrun_worker1")
     for outer in ("slurm_srun_task3", "kubeflow_trainjob_node1", "ray_worker0", "horovod_worker1"):
         assert detect({**variables(outer), **torchrun}).environment == "torchrun"
+
+
+def test_whoever_sets_torchruns_variables_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TORCHELASTIC_RUN_ID", SESSION):
+        monkeypatch.delenv(name, raising=False)
+    assert launcher_of("torchrun") == "environment variables (RANK, WORLD_SIZE)"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    assert launcher_of("torchrun") == "torchrun"
+    monkeypatch.setenv(SESSION, "of-a-supervisor")
+    assert launcher_of("torchrun") == "drivetrain train"
+    assert launcher_of("ray") == "ray", "which starts a supervisor's ranks itself"
 
 
 def test_no_launcher_is_a_world_of_one() -> None:

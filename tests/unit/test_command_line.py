@@ -82,8 +82,13 @@ def test_flags_of_the_scripts_own_are_left_to_it(monkeypatch: pytest.MonkeyPatch
         (["seed=1", "fast"], "fast: not an override; write path.to.key=value"),
         (
             ["seed=1", "--nproc-per-node", "2"],
-            "--nproc-per-node: is a flag of the launcher, but comes after the script's arguments; "
-            "put it before them",
+            "--nproc-per-node: is a flag of the launcher, not of the script; write it before the "
+            "script: `drivetrain train --nproc-per-node …`",
+        ),
+        (
+            ["run_dir=runs/a"],
+            "run_dir = runs/a: is not a key but a flag of the launcher; write drivetrain train "
+            "SCRIPT --run-dir runs/a",
         ),
         (["--help"], "--help: the script does not parse it; `drivetrain config` lists all keys"),
         (

@@ -96,7 +96,8 @@ def test_all_problems_come_at_once() -> None:
         (["data=3"], "data = 3: is a section, not a value; set a key inside it: data.shuffle"),
         (
             ["micro_batch_size=7"],
-            "micro_batch_size = 7: does not divide global_batch_size = 64; use one of 1, 2, 4, 8",
+            "micro_batch_size = 7: does not divide global_batch_size = 64; use one of 1, 2, 4, 8, "
+            "or set global_batch_size to 63 or 70",
         ),
         (
             ["reproducibility=bitwise"],
@@ -486,7 +487,11 @@ def test_the_nearest_key_is_one_and_whole() -> None:
 
 def test_every_divisor_near_what_was_asked_is_named() -> None:
     (line,) = problems("global_batch_size=7", "max_steps=2", "micro_batch_size=3")
-    assert line.endswith("use one of 1, 7")
+    assert line.endswith("use one of 1, 7, or set global_batch_size to 6 or 9")
+    (line,) = problems("global_batch_size=65", "max_steps=2", "micro_batch_size=16")
+    assert line.endswith("use one of 1, 5, 13, 65, or set global_batch_size to 64 or 80")
+    (line,) = problems("global_batch_size=7", "max_steps=2", "micro_batch_size=20")
+    assert line.endswith("or set global_batch_size to 20"), "not to 0"
 
 
 def test_what_is_chosen_is_written_down_with_its_reason(tmp_path: Path) -> None:

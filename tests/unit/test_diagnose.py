@@ -207,6 +207,18 @@ def test_a_kill_at_the_memory_limit_is_out_of_memory_and_one_below_it_is_not() -
     assert "when last seen" in grown.what
 
 
+def test_memory_that_runs_out_before_an_attempt_is_open_is_not_the_micro_batches() -> None:
+    memory = {"1": {"held_bytes": 980, "limit_bytes": 1000}}
+    end = {"kind": "failed while starting", "failures": [failure(1, -9)], "resources": memory}
+    starting, begun = crash.judge(Evidence(1, end=end)), crash.judge(Evidence(1, {"x": 1}, end))
+    assert starting is not None
+    assert begun is not None
+    assert "micro_batch_size" in begun.remedy
+    assert starting.remedy == (
+        "load less in each rank, run fewer ranks per node, or give the job more memory"
+    )
+
+
 def test_a_host_that_is_the_first_to_fail_again_and_again_is_named() -> None:
     def failed(attempt: int, rank: int) -> Evidence:
         hosts = {"0": "h1", "1": "h2"}
@@ -221,8 +233,8 @@ def test_a_host_that_is_the_first_to_fail_again_and_again_is_named() -> None:
 def test_a_spike_is_found_and_a_noisy_loss_is_not() -> None:
     noise = np.random.default_rng(3).normal(0, 0.1, 200)
     losses = [(step, 2.0 + float(noise[step])) for step in range(200)]
-    assert divergence.loss_spikes(losses) is None
-    spike = divergence.loss_spikes([*losses[:150], (150, 7.0), *losses[151:]])
+    assert divergence.loss_spikes(losses, []) is None
+    spike = divergence.loss_spikes([*losses[:150], (150, 7.0), *losses[151:]], [])
     assert spike is not None
     assert spike.step == 150
 

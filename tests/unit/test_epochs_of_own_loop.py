@@ -48,6 +48,23 @@ def test_the_last_and_smaller_step_does(config: dict[str, Any]) -> None:
     assert ends(config, data()) == [(n, n % 3 == 0) for n in range(1, 10)]
 
 
+def test_a_step_is_shown_before_its_evaluation(
+    config: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = {"progress": "plain", "sinks": [], "logging_steps": 100}
+    loop = prepare(lambda: nn.Linear(4, 2), None, data(), {**config, "record": record})
+    for step in loop.steps():
+        for x, y in step:
+            loop.backward(F.cross_entropy(loop.model(x), y))
+        loop.step()
+        if loop.ends_epoch:
+            loop.evaluate(data(), lambda model, batch: {"loss": model(batch[0]).mean()})
+    lines = capsys.readouterr().out.splitlines()
+    last = [line.partition("  ")[0] for line in lines if line.startswith("step 9")]
+    assert last == ["step 9/9", "step 9"]
+    assert [metrics.step for metrics in loop.history.steps] == list(range(1, 10))
+
+
 def test_also_after_a_resume_in_an_epoch(
     config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from drivetrain.diagnose.evidence import Evidence
 from drivetrain.diagnose.hang import judge
 from drivetrain.diagnose.stacks import Stacks, parse_stacks
-from drivetrain.supervise.stall import IdleWatch, Patience, is_deadlock
+from drivetrain.supervise.stall import IdleWatch, Patience, hang_place, is_deadlock
 
 _HEAD = "Current thread 0x1 (most recent call first):\n"
 _SCRIPT = '  File "/home/ada/pair.py", line {} in exchange\n  File "runpy.py", line 9 in run_path\n'
@@ -76,3 +76,16 @@ def test_the_verdict_says_which_ranks_are_in_which_call() -> None:
         "rank 2 in recv at pair.py:20 in exchange"
     )
     assert "recv" in finding.remedy
+
+
+def test_a_hang_has_a_place_if_every_rank_says_where_it_is() -> None:
+    waits, stuck = stacks("all_reduce", 20), stacks("")
+    assert hang_place({2: waits, 1: stuck, 0: waits}) == (
+        "ranks 0 and 2 at distributed_c10d.py:5 in all_reduce, from pair.py:20 in exchange; "
+        "rank 1 at pair.py:12 in exchange"
+    )
+    library = parse_stacks(f"{_HEAD}{_C10D}all_reduce\n")
+    assert hang_place({0: library}) == "rank 0 at distributed_c10d.py:5 in all_reduce"
+    assert hang_place({0: waits, 1: None}) == ""
+    assert hang_place({0: parse_stacks(_HEAD)}) == ""
+    assert hang_place({}) == ""

@@ -232,6 +232,15 @@ def test_what_cannot_be_honoured_is_refused() -> None:
         Task.from_lightning(nn.Linear(2, 2))
 
 
+def test_the_configs_learning_rate_is_refused(quiet: dict[str, Any]) -> None:
+    config = {"global_batch_size": BATCH, "max_steps": 1, **quiet}
+    config["optimization"] = {"learning_rate": 0.1}
+    with pytest.raises(
+        ConfigError, match=r"learning_rate = 0\.1: .*own optimizer \(AdamW, lr = 0.02"
+    ):
+        Trainer(Task.from_lightning(lambda: Module("alone"), Data()), config).fit()
+
+
 def test_what_configure_optimizers_may_return() -> None:
     parameters = [nn.Parameter(torch.zeros(1))]
     sgd = torch.optim.SGD(parameters, lr=0.1)

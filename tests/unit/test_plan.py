@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -246,6 +247,58 @@ def test_parameters_are_counted_in_a_unit_that_shows_them(
     text = io.StringIO()
     show(plan, Console(file=text, width=200))
     assert f": {words} parameters on " in text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("layer", "size", "note"),
+    [
+        (nn.Identity(), "auto", ""),
+        (nn.Dropout(0.1), "auto", ""),
+        (nn.Dropout(0.1), 2, ""),
+        (nn.Identity(), 4, "micro_batch_size=2 instead of the config's 4\n"),
+        (
+            nn.Dropout(0.1),
+            4,
+            "micro_batch_size=2 instead of the config's 4: dropout masks depend on it, so the "
+            "numbers change\n",
+        ),
+        (
+            nn.Sequential(nn.Dropout(0.1), nn.BatchNorm1d(4)),
+            4,
+            "micro_batch_size=2 instead of the config's 4: dropout masks and batch norm's "
+            "statistics depend on it, so the numbers change\n",
+        ),
+    ],
+)
+def test_another_micro_batch_than_the_configs_is_said(
+    layer: nn.Module, size: Any, note: str, tmp_path: Path
+) -> None:
+    subject = Subject(
+        "net",
+        lambda: nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 4)),
+        lambda model, inputs: model(inputs).square().mean(),
+        lambda samples, _: torch.zeros(samples, 4),
+    )
+    question = Question(8, precisions=("fp32",), strategies=("ddp",), configs_micro_batch_size=size)
+    four = replace(cluster(nodes=1), devices_per_node=4)
+    plan = make_plan(Profiler(subject), four, question)
+    text = io.StringIO()
+    show(plan, Console(file=text, width=400))
+    assert "".join(re.findall(r"micro_batch_size=\d+ instead.*\n", text.getvalue())) == note
+    plan.write(tmp_path / "plan.json")
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert written["notes"] == note.splitlines()
+
+
+def test_a_scripts_micro_batch_is_known_to_the_planner(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.replace('"seed": 7', '"seed": 7, "micro_batch_size": 8'))
+    (tmp_path / "cluster.yaml").write_text("device: a10\nnodes: 1\ndevices_per_node: 2\n")
+    typed = ["plan", str(script), "--cluster", str(tmp_path / "cluster.yaml")]
+    said = CliRunner().invoke(app, typed)
+    assert (
+        "micro_batch_size=4 instead of the config's 8\nto run it: micro_batch_size=4" in said.output
+    )
 
 
 def test_nothing_fits_is_an_answer(profiler: Profiler) -> None:

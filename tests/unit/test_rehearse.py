@@ -188,10 +188,11 @@ def test_ranks_without_work_are_a_warning_with_what_to_change() -> None:
     assert str(found) == (
         "warning: idle ranks (all): 252 of 256 micro-batch slots per step have no samples: "
         "global_batch_size 16 is 4 micro-batches of 4; use at most 4 data-parallel ranks, a "
-        "global_batch_size of 1024 (micro_batch_size 4 × 256 ranks) or a multiple of it"
+        "global_batch_size of 1024 (micro_batch_size 4 × 256 ranks) or a multiple of it; no "
+        "micro_batch_size gives each of 256 ranks a sample"
     )
     smaller = BatchPlan(256, 4, 128, None).idle_warning
-    assert smaller.endswith("a multiple of it, or micro_batch_size 2 or less")
+    assert smaller.endswith("a multiple of it, or micro_batch_size 2")
     few = BatchPlan(50, 10, 2, None).idle_warning  # 2 ranks are fewer than 5 already
     assert "is 5 micro-batches of 10; use a global_batch_size of 20 " in few
     assert "data-parallel ranks" not in few

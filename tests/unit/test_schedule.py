@@ -179,7 +179,7 @@ def test_run_yaml_says_whose_schedule_it_is(config: dict[str, Any]) -> None:
     assert trainer.run_dir is not None
     said = yaml.safe_load((trainer.run_dir / "run.yaml").read_text())
     assert said["config"]["optimization"]["lr_scheduler_type"] == "none"
-    assert "its own schedule" in said["sources"]["optimization.lr_scheduler_type"]
+    assert "the script has its own schedule" in said["sources"]["optimization.lr_scheduler_type"]
 
 
 def keep_loop(
@@ -270,7 +270,7 @@ def test_what_is_no_schedule_is_refused(config: dict[str, Any]) -> None:
         lambda o, _: LRSchedule(plateau(o), metric="acc"),
     )
     refused(
-        "lr_scheduler_type = cosine: the task has its own schedule",
+        "lr_scheduler_type = cosine: .*the script has its own schedule",
         SCHEDULERS["StepLR"],
         optimization={"lr_scheduler_type": "cosine"},
     )

@@ -154,3 +154,26 @@ def test_all_mistakes_are_named_at_once() -> None:
     assert [p.where for p in caught.value.problems] == ["--mtbf", "--policy", "--correlated"]
     with pytest.raises(ConfigError, match="live needs replicas"):
         inputs_of({**words, "mtbf": "30d", "policy": "live", "correlated": ""})
+
+
+def test_without_correlated_failures_their_number_of_nodes_is_not_checked() -> None:
+    assert replace(SIMPLE, num_nodes=4, correlated_per_day=0.0).num_nodes == 4
+    with pytest.raises(ConfigError, match="--correlated = 16: there are 4 nodes"):
+        replace(SIMPLE, num_nodes=4, correlated_per_day=0.1)
+
+
+@pytest.mark.parametrize(
+    ("field", "flag"),
+    [
+        ("days", "--days"),
+        ("save_s", "--save-cost"),
+        ("straggler_s", "--stragglers"),
+        ("straggler_slowdown", "--stragglers"),
+        ("price_per_device_hour", "--price"),
+        ("correlated_per_day", "--correlated"),
+    ],
+)
+def test_a_refused_number_is_named_by_its_flag(field: str, flag: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Inputs(num_nodes=32, node_mtbf_s=DAY_S, **{field: -1.0})  # type: ignore[arg-type]
+    assert [problem.where for problem in error.value.problems] == [flag]

@@ -83,7 +83,7 @@ def test_skips_with_good_steps_between_are_not_in_a_row() -> None:
         return StepMetrics(step, 1.0, 0.1, None, 4, None, is_skipped)
 
     said: list[str] = []
-    check = LoggedSteps(History(), said.append, most_skipped=3)
+    check = LoggedSteps(History(), said.append, most_skipped=3, remedy="lower it")
     check.note([metrics(step, is_skipped=step % 3 != 0) for step in range(1, 12)])
     assert "8 of the last 11 steps were skipped" in said[0]
     with pytest.raises(NonFiniteLoss, match="last 3 steps were skipped"):
@@ -91,7 +91,7 @@ def test_skips_with_good_steps_between_are_not_in_a_row() -> None:
 
 
 def test_without_a_scaler_a_loss_that_is_no_number_ends_the_run_at_once() -> None:
-    check = LoggedSteps(History(), lambda _: None, most_skipped=None)
+    check = LoggedSteps(History(), lambda _: None, most_skipped=None, remedy="lower it")
     with pytest.raises(NonFiniteLoss, match="train/loss = inf at step 2"):
         check.note([StepMetrics(2, math.inf, 0.1, None, 4, None)])
 

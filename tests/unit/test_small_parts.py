@@ -99,9 +99,9 @@ def test_what_cannot_be_saved_is_named_however_deep_it_lies() -> None:
 
 
 def test_damage_without_anything_before_it_says_where_and_what_to_do() -> None:
-    assert str(no_good_one("step-4", "runs/a/checkpoints")) == (
-        "checkpoints = runs/a/checkpoints: step-4 is damaged, and no earlier checkpoint is good; "
-        "remove it to start over, or set checkpoint.resume_from"
+    assert str(no_good_one("step-4 (index.json is missing)", "runs/a/checkpoints")) == (
+        "checkpoints = runs/a/checkpoints: no checkpoint is good: step-4 (index.json is missing); "
+        "remove them to start over, or set checkpoint.resume_from"
     )
 
 

@@ -234,6 +234,31 @@ def test_patience_counts_on_after_a_resume(
     assert (history.resumed_step, history.steps[-1].step) == (22, 24)
 
 
+@pytest.mark.parametrize("form", ["whole", "sharded"])
+def test_a_finished_run_that_is_started_again_says_so(
+    config: dict[str, Any],
+    form: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config["checkpoint"] = {"final_weights": form}
+    config["record"] = {**config["record"], "progress": "plain"}
+    first = make(config).fit(data(), data())
+    assert first.run_dir is not None
+    assert "already finished" not in capsys.readouterr().out
+    go_on_in(first.run_dir, monkeypatch)
+    assert make(config).fit(data(), data()).steps == []
+    weights = first.run_dir / "checkpoints" / ("weights.pt" if form == "whole" else "weights")
+    assert weights.exists()
+    assert (
+        "this run is already finished (step 40 of 40): nothing was trained; its weights are in "
+        f"{weights}; to train longer, raise max_steps; to start over, use another run directory\n"
+    ) in capsys.readouterr().out
+    go_on_in(first.run_dir, monkeypatch)
+    assert len(make(config, max_steps=44).fit(data(), data()).steps) == 4
+    assert "already finished" not in capsys.readouterr().out
+
+
 class Asks(Hook):
     def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
         if len(trainer.history.steps) >= 5:

@@ -106,8 +106,8 @@ def test_a_stream_that_gives_something_else_after_a_resume_says_what_has_split_i
         check_replay(Split(), Mark(4, 1), Mark(4, 2))
     assert str(error.value) == (
         "data = Split: does not repeat the samples that it gave before the run was saved; resume "
-        "with the same data, or add --accept-change data.content; it was split by "
-        "split_dataset_by_node: pass it unsplit, or set data.iterable_sharding=already_sharded"
+        "with the same data, or add --accept-change data.content before the script; it was split "
+        "by split_dataset_by_node: pass it unsplit, or set data.iterable_sharding=already_sharded"
     )
     with pytest.raises(ConfigError, match="has 3 samples, but the run had used 4 when"):
         check_replay(Stream(), Mark(4, 1), Mark(3, 1))

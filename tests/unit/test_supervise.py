@@ -288,6 +288,44 @@ def test_budgets_are_separate() -> None:
     assert decide(End(EndKind.PEER, 20), failures * 50, budgets).restart
 
 
+def test_a_rank_killed_while_starting_is_restarted_until_there_is_no_progress() -> None:
+    killed = End(EndKind.START_UP, 0, 137, by_signal=True)
+    assert decide(killed, [killed] * 2, Budgets()).restart
+    spent = decide(killed, [killed] * 3, Budgets())
+    assert spent == Decision(False, "restart budget exhausted: 3 failures before the first step")
+    assert decide(killed, [*[killed] * 3, End(EndKind.FAILED, 9)], Budgets()).restart, "progress"
+    assert decide(killed, [*[killed] * 3, End(EndKind.PREEMPTED, 4, 75)], Budgets()).restart
+    again = [End(EndKind.FAILED, 9), killed, killed, End(EndKind.FAILED, 9), killed]
+    assert not decide(killed, again, Budgets()).restart, "the same step again is no progress"
+    assert not decide(killed, [], Budgets(start_ups=0)).restart
+
+
+def test_a_killed_script_that_could_only_start_over_is_told_so() -> None:
+    killed = End(EndKind.START_UP, 0, 137, trains=False, by_signal=True)
+    assert decide(killed, [], Budgets()) == Decision(
+        False,
+        "no rank had called Trainer.fit or prepare, so the script could only start over; "
+        "--max-restarts N allows that",
+    )
+    assert decide(replace(killed, by_signal=False), [], Budgets()) == Decision(False)
+
+
+def test_a_hang_at_the_same_place_and_step_is_not_tried_a_third_time() -> None:
+    hang = End(EndKind.STALLED, 7, fault="rank 1 at train.py:8 in loss")
+    assert decide(hang, [], Budgets()).restart
+    again = decide(hang, [hang, End(EndKind.RESIZED, 7)], Budgets())
+    assert again == Decision(
+        False,
+        "it hung twice after step 7 at the same place (rank 1 at train.py:8 in loss); it would "
+        "hang again. If that line is only slow, raise --stall-timeout and --slow-timeout",
+    )
+    assert decide(hang, [replace(hang, step=6)], Budgets()).restart
+    assert decide(hang, [replace(hang, fault="rank 0 at train.py:8 in loss")], Budgets()).restart
+    unknown = replace(hang, fault="")  # a stopped process does not say where it is
+    assert decide(unknown, [unknown], Budgets()).restart
+    assert decide(hang, [hang], Budgets(restarts_anything=True)).restart
+
+
 def test_an_error_of_its_own_before_the_first_step_ends_a_first_life_only() -> None:
     own_error = End(EndKind.START_UP, 0)
     assert not decide(own_error, [], Budgets()).restart

@@ -159,6 +159,7 @@ def test_the_run_directory_holds_what_it_should(config: dict[str, Any]) -> None:
     assert losses == {10: history.losses[9], 14: history.losses[13]}
     start = json.loads((history.run_dir / "attempts/0001/start.json").read_text())
     assert start["world_size"] == 1
+    assert start["launcher"] == "none (one process)"
     weights = torch.load(history.run_dir / "checkpoints/weights.pt", weights_only=True)
     assert torch.equal(weights["weight"], trainer.model.state_dict()["weight"])
 

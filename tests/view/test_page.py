@@ -10,7 +10,7 @@ import pytest
 from drivetrain.diagnose.finding import Finding, Kind, Severity
 from drivetrain.view.compare import compare_runs
 from drivetrain.view.page import compare_page, report_page
-from drivetrain.view.run_view import CheckpointView, RunView
+from drivetrain.view.run_view import CheckpointView, RankGrid, RunView
 from drivetrain.view.series import make_series
 from drivetrain.view.summary import verdict
 from tests.view.runs import HOSTILE, attempt, ledger, run_view
@@ -120,6 +120,44 @@ def test_the_verdict_says_what_became_of_the_run() -> None:
     assert "It took 2 attempts (1 failed before the last)." in said
     assert "80% of the time went into productive steps; most of the rest was recovery" in said
     assert "The loss fell from 2 to 0.02." in said
+
+
+def test_the_verdict_says_a_cause_once() -> None:
+    failed = [attempt(1, 1000.0, 1030.0, kind="failed", what="rank 1: ValueError: no.")]
+    lost = Finding(Severity.ERROR, Kind.CRASH, "rank 1 failed: ValueError: no", "fix", attempt=1)
+    said = verdict(run_view(state="failed", attempts=failed, findings=[lost]))
+    assert said.count("ValueError") == 1
+    for findings in ([], [replace(lost, attempt=0)], [replace(lost, severity=Severity.NOTE)]):
+        said = verdict(run_view(state="failed", attempts=failed, findings=findings))
+        assert "after step 100 of 100 on 2 ranks: rank 1: ValueError: no. " in said
+
+
+def test_the_verdict_of_one_step_that_changed_nothing() -> None:
+    one = {"train/loss": make_series("train/loss", [1], [0.5])}
+    said = verdict(run_view(step=1, total_steps=None, scalars=one))
+    assert said.startswith("Finished 1 step on 2 ranks")
+    assert "The loss is 0.5, as at the start." in said
+
+
+@pytest.mark.parametrize(("first_step", "is_marked"), [(51, True), (1, False), (101, False)])
+def test_only_a_resumed_attempt_has_a_dotted_line(first_step: int, is_marked: bool) -> None:
+    again = attempt(2, 1035.0, 1060.0, first_step=first_step, last_step=first_step)
+    page = report_page(run_view(attempts=[attempt(1, 1000.0, 1030.0), again]), 2000.0)
+    assert ("Dotted lines mark" in page) is is_marked
+    assert ('class="mark"' in page) is is_marked
+
+
+def test_an_attempt_without_a_step_has_none() -> None:
+    idle = attempt(1, 1000.0, 1030.0, kind="failed", last_step=0)
+    page = report_page(run_view(attempts=[idle]), 2000.0)
+    assert '<td class="number">none</td>' in page
+    assert "failed, steps: none, 30 s" in page
+
+
+def test_the_note_below_the_ranks_counts_what_a_cell_is() -> None:
+    many = RankGrid([0, 2, 4], [1, 2, 3], {"compute": np.full((2, 2), 0.2, np.float32)})
+    page = report_page(run_view(ranks=many), 2000.0)
+    assert "A row is the slowest of 2 ranks, a column is a step." in page
 
 
 def test_the_verdict_never_hides_a_loss_that_is_no_number() -> None:

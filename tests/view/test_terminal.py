@@ -8,9 +8,14 @@ from rich.console import Console
 
 from drivetrain.view.run_view import RunView
 from drivetrain.view.series import Scale, make_series
-from drivetrain.view.terminal.panels import braille, rank_lines, slowest_sentence
+from drivetrain.view.terminal.panels import (
+    attempt_lines,
+    braille,
+    rank_lines,
+    slowest_sentence,
+)
 from drivetrain.view.terminal.screen import screen
-from tests.view.runs import means, run_view
+from tests.view.runs import attempt, means, run_view
 
 
 def frame(run: RunView, width: int, height: int) -> list[str]:
@@ -102,4 +107,14 @@ def test_the_slowest_rank_is_named_by_its_own_work() -> None:
 def test_values_that_are_no_numbers_are_said_so() -> None:
     broken = make_series("train/loss", [1, 2, 3, 4], [1.0, np.nan, 1.0, 0.5])
     shown = "\n".join(frame(run_view(scalars={"train/loss": broken}), 100, 30))
-    assert "1 values are not finite, first at step 2" in shown
+    assert "1 value is not finite, first at step 2" in shown
+
+
+def test_one_rank_is_not_called_ranks() -> None:
+    shown = "\n".join(frame(run_view(recent=means(1)), 100, 30))
+    assert "1 rank  slowest" in shown
+
+
+def test_an_attempt_without_a_step_has_none() -> None:
+    idle = attempt(1, 1000.0, 1030.0, kind="failed", last_step=0)
+    assert "none" in attempt_lines(run_view(attempts=[idle]), 5)[0].plain

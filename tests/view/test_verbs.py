@@ -83,6 +83,7 @@ def test_a_real_run_on_two_ranks_is_shown(tmp_path: Path) -> None:
     assert "Finished 30 of 30 steps on 2 ranks" in written
     assert "Validation accuracy" in written
     assert "3 checkpoints blocked training" in written
+    assert '<td class="note">launcher</td><td>drivetrain train</td>' in written
     frame = drivetrain("watch", run, "--once").stdout
     assert "2 ranks" in frame
     assert "finished" in frame

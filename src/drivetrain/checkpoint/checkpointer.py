@@ -106,6 +106,8 @@ class Checkpointer:
         self.attempt = 0
         self.changes: list[Change] = []
         """Settings that differ from those of the loaded checkpoint."""
+        self.skipped: dict[str, str] = {}
+        """Checkpoints that could not be loaded, with the reason; a loaded one is older."""
         self.scores: dict[int, float] = {}
         """By step: the metric that `keep_best` compares."""
         self.copied_bytes = 0
@@ -263,32 +265,28 @@ class Checkpointer:
         return [entry.manifest for entry in catalogue.entries(self.storage) if entry.manifest]
 
     def load_newest(self, state: TrainingState) -> Manifest | None:
-        """Load the newest good checkpoint, and skip damaged ones with a warning. A collective call.
+        """Load the newest good checkpoint; others are `skipped`. A collective call.
 
         Return None if there is no checkpoint. If there are some but none is good, raise
         EnvironmentProblem and change nothing.
         """
         self.check_claims()
-        tried: set[str] = set()
-        damaged = ""
+        tried: dict[str, str] = {}
+        has_damaged = False
         while True:
             looks = self._world.is_main or self._group is None
-            folder = self._next_folder(tried) if looks else ""
-            if looks and not folder:
-                damaged = max((e.folder for e in self._damaged()), default=damaged)
-            folder = self._world.agree(folder)
+            folder = self._world.agree(self._next_folder(tried) if looks else "")
             if not folder:
-                damaged = self._world.agree(damaged)
-                if damaged:
-                    raise no_good_one(damaged, self.storage.address)
+                has_damaged |= looks and self._has_damaged()
+                bad = ", ".join(f"{name} ({problem})" for name, problem in tried.items())
+                if bad := self._world.agree(bad if has_damaged else ""):
+                    raise no_good_one(bad, self.storage.address)
                 return None
             try:
                 return self.load(state, folder)
             except DamagedCheckpoint as error:
-                tried.add(folder)
-                damaged = folder
-                if self._world.is_main:
-                    warnings.warn(f"checkpoint {folder} was skipped: {error}", stacklevel=2)
+                tried[folder] = self.skipped[folder] = str(error)
+                has_damaged = True
 
     def check_claims(self) -> None:
         """Raise EnvironmentProblem on every rank if a claim cannot be read. A collective call."""
@@ -303,8 +301,8 @@ class Checkpointer:
         if said != "[]":
             raise EnvironmentProblem([Problem(**each) for each in json.loads(said)])
 
-    def _damaged(self) -> list[catalogue.Entry]:
-        return [e for e in catalogue.entries(self.storage) if e.state == "damaged"]
+    def _has_damaged(self) -> bool:
+        return any(entry.state == "damaged" for entry in catalogue.entries(self.storage))
 
     def load(self, state: TrainingState, folder: str) -> Manifest:
         """Load one checkpoint, in any layout. A collective call."""
@@ -426,14 +424,14 @@ class Checkpointer:
         self._stager.close()
         return last
 
-    def _next_folder(self, tried: set[str]) -> str:
+    def _next_folder(self, tried: dict[str, str]) -> str:
+        """Return the newest checkpoint that has not been tried; add those that cannot be."""
         for entry in catalogue.entries(self.storage):
             if entry.folder in tried or entry.state == "base":
                 continue
             if entry.manifest is not None:
                 return entry.folder
-            warnings.warn(f"checkpoint {entry.folder} was skipped: {entry.problem}", stacklevel=2)
-            tried.add(entry.folder)
+            tried[entry.folder] = self.skipped[entry.folder] = entry.problem
         return ""
 
     def _commit(

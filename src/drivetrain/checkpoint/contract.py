@@ -122,7 +122,7 @@ def _changes_training(strategy: str) -> bool:
 
 def _problem(folder: str, change: Change) -> Problem:
     rule = f"was {_shown(change.before)} when {folder} was saved"
-    remedy = f"restore it, or add --accept-change {change.key}"
+    remedy = f"restore it, or add --accept-change {change.key} before the script"
     if change.key == "model":
         remedy = "resume with the model that was saved, or start a new run"
     return Problem(change.key, rule, remedy, _shown(change.now))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch.distributed.checkpoint.api import CheckpointException
 
 from drivetrain.checkpoint import lineage
+from drivetrain.checkpoint.manifest import DamagedCheckpoint
 from drivetrain.core.errors import EnvironmentProblem, Problem
 
 
@@ -12,10 +13,10 @@ class RanksFailed(Exception):
     """A save that failed on one rank, and so on all; the text is that rank's reason."""
 
 
-def no_good_one(folder: str, address: str) -> EnvironmentProblem:
+def no_good_one(skipped: str, address: str) -> EnvironmentProblem:
     """Return the error for a run that would otherwise silently start over."""
-    rule = f"{folder} is damaged, and no earlier checkpoint is good"
-    remedy = "remove it to start over, or set checkpoint.resume_from"
+    rule = f"no checkpoint is good: {skipped}"
+    remedy = "remove them to start over, or set checkpoint.resume_from"
     return EnvironmentProblem([Problem("checkpoints", rule, remedy, address)])
 
 
@@ -40,7 +41,7 @@ def causes(error: BaseException) -> list[BaseException]:
 def reason(error: BaseException) -> str:
     """Return the cause in one line."""
     cause = causes(error)[-1]
-    if isinstance(cause, RanksFailed):
+    if isinstance(cause, (RanksFailed, DamagedCheckpoint)):
         return str(cause)
     text = str(cause).strip().splitlines()
     return f"{type(cause).__name__}: {text[0]}" if text else type(cause).__name__

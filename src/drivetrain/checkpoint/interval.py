@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from drivetrain.core.text import counted
+
 # The failure rate of a run that has not failed yet is unknown: published large runs failed every
 # few hours.
 PRIOR_BETWEEN_FAILURES_S = 4 * 3600.0
@@ -39,8 +41,8 @@ def best_interval(
     return Interval(
         steps,
         f"√(2 × {cost_s * 1e3:.0f} ms a save × {_duration(between_s)} between failures) = "
-        f"{wanted_s:.0f} s = {steps} steps of {step_s * 1e3:.1f} ms "
-        f"({num_failures} failures in {_duration(running_s)} so far)",
+        f"{wanted_s:.0f} s = {counted(steps, 'step')} of {step_s * 1e3:.1f} ms "
+        f"({counted(num_failures, 'failure')} in {_duration(running_s)} so far)",
     )
 
 

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, Protocol, cast
 from drivetrain.core.bounded import LARGE_BYTES, read_bytes
 from drivetrain.core.errors import ConfigError, DamagedRun, EnvironmentProblem, Problem
 from drivetrain.core.files import beside, make_folder, sync_path
+from drivetrain.core.requirements import install_command
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -196,7 +197,9 @@ class RemoteStorage:
         if length == 0:
             return b""  # stores reject an empty range
         if length is None and (self.size(name) or 0) - start > most:
-            raise DamagedRun(f"{self.address}/{name}: too large; it is not what Drivetrain wrote")
+            raise DamagedRun(
+                f"{self.address}/{name}: too large; Drivetrain did not write this file"
+            )
         end = None if length is None else start + length
         return bytes(self._fs.cat_file(self._at(name), start=start, end=end))
 
@@ -271,7 +274,7 @@ def _open_store(address: str) -> tuple[Any, str]:
         store: tuple[Any, str] = fsspec.core.url_to_fs(address)
     except ImportError as error:
         is_s3 = address.startswith(("s3://", "s3a://"))
-        remedy = "pip install 'drivetrain[s3]'" if is_s3 else "install the package it names"
+        remedy = install_command("s3") if is_s3 else "install the package it names"
         raise EnvironmentProblem([Problem("address", str(error), remedy, address)]) from error
     except ValueError as error:
         remedy = "give a path, or an address fsspec knows (s3://…, gs://…)"

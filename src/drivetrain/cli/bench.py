@@ -18,7 +18,7 @@ from drivetrain.collectives.request import (
 )
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.layout import AXES
-from drivetrain.scaling.request import MODES, OTHERS, STRATEGIES, ScalingRequest
+from drivetrain.scaling.request import MODES, OTHERS, STRATEGIES, ScalingRequest, how_to_install
 
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _OTHER_NAMES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
@@ -241,5 +241,5 @@ def _beside(text: str, problems: list[Problem]) -> tuple[str, ...]:
             known = ", ".join((*OTHERS, "none"))
             problems.append(Problem("--beside", "unknown", f"use {known}", name))
         elif name not in there:
-            problems.append(Problem("--beside", "not installed", OTHERS[name], name))
+            problems.append(Problem("--beside", "not installed", how_to_install(name), name))
     return named

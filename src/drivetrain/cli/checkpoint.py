@@ -67,12 +67,14 @@ def export(
         )
     except DamagedCheckpoint as error:
         raise damaged(manifest.folder, error) from error
-    files = done.files[0] if len(done.files) == 1 else f"{len(done.files)} files"
+    files = f" ({done.files[0] if len(done.files) == 1 else f'{len(done.files)} files'})"
+    if done.files == (Path(target).name,):  # the target is the file
+        files = ""
     console = terminal(soft_wrap=True, markup=False)
     part = " (trained parameters only)" if manifest.contents == "trained" else ""
     console.print(
         f"{manifest.folder}: {done.num_tensors} tensors{part}, {readable_bytes(done.num_bytes)} → "
-        f"{target} ({files})"
+        f"{target}{files}"
     )
     return 0
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drivetrain.core.errors import ConfigError
+
 if TYPE_CHECKING:
     from drivetrain.doctor.channels import Channel
     from drivetrain.doctor.examine import HostQuestion
@@ -59,10 +61,13 @@ def run(asked: DoctorRequest) -> int:
 
 
 def _question(asked: DoctorRequest) -> HostQuestion:
+    from drivetrain.doctor.checks.settings import target_problem
     from drivetrain.doctor.examine import HostQuestion
     from drivetrain.doctor.facts import Expected
     from drivetrain.doctor.question import ports_of, read_expected, read_train_flags, timeouts_of
 
+    if asked.on is not None and (problem := target_problem(asked.on)):
+        raise ConfigError([problem])
     given = read_train_flags(asked.argv)
     return HostQuestion(
         ports=ports_of(given, asked.ports),

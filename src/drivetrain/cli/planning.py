@@ -114,6 +114,7 @@ def question(asked: PlanRequest, num_devices: int, config: Any) -> Any:
         objective=asked.objective,  # type: ignore[arg-type]  # checked above
         precisions=("bf16", "fp32") if precision == "any" else (precision,),  # type: ignore[arg-type]
         strategies=strategies,
+        configs_micro_batch_size=config.micro_batch_size if config is not None else "auto",
         steps=steps,
         deadline_s=None if asked.deadline_h is None else asked.deadline_h * 3600,
         budget=asked.budget,

@@ -15,9 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from drivetrain.cli.terminal import terminal
+from drivetrain.cli.train import say_passed
 from drivetrain.core.errors import ConfigError, EnvironmentProblem, Problem
+from drivetrain.core.requirements import install_command
 from drivetrain.diagnose.trace import Summary, summarize
 from drivetrain.launch.guardian import guard
+from drivetrain.launch.request import read_command
 from drivetrain.record.requests import ProfileRequest
 
 
@@ -39,6 +42,8 @@ def run(argv: list[str], choice: ProfileChoice) -> int:
     if choice.nsys:
         console.print(nsys_command(argv, request), markup=False, soft_wrap=True)
         return 0
+    command = read_command(argv)
+    say_passed(command.passed_flags, command.script)
     shutil.rmtree(request.folder, ignore_errors=True)
     os.environ.update(request.environment())
     code = guard(argv)
@@ -119,7 +124,7 @@ def _request(choice: ProfileChoice) -> ProfileRequest:
     if problems:
         raise ConfigError(problems)
     if choice.py_spy and not Path(sys.executable).with_name("py-spy").exists():
-        remedy = "pip install 'drivetrain[profile]'"
+        remedy = install_command("profile")
         raise EnvironmentProblem([Problem("py-spy", "not installed", remedy, has_value=False)])
     folder = str(Path(choice.output).absolute())
     return ProfileRequest(folder, tuple(map(int, ranks)), int(first), int(last), choice.py_spy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,8 @@ from drivetrain.core.text import plain
 
 _WIDTH_OF_FILES = 120
 """A pipe or a file has no width: rich would assume 80 columns, and truncate tables."""
+
+_FILLED = re.compile(r" +(?=\n)")
 
 
 class _Terminal(Console):
@@ -27,6 +30,16 @@ class _Terminal(Console):
                 yield segment
             else:
                 yield Segment(plain(segment.text), segment.style)
+
+    def print(self, *objects: Any, **settings: Any) -> None:
+        """Print; in a pipe or a file without the blanks with which rich fills lines."""
+        if self.is_terminal:
+            super().print(*objects, **settings)
+            return
+        with self.capture() as captured:
+            super().print(*objects, **settings)
+        self.file.write(_FILLED.sub("", captured.get()))
+        self.file.flush()
 
 
 def terminal(**settings: Any) -> Console:

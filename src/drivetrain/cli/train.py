@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from drivetrain.cli.say import say
 from drivetrain.cluster.environments import is_bare_rank
+from drivetrain.launch.command import note_on
 from drivetrain.launch.request import asked_target, read_command, read_request
 from drivetrain.launch.target import options_text
 
@@ -33,10 +35,19 @@ def run(argv: Sequence[str]) -> int:
     if request is not None:
         from drivetrain.cli.jobs import submit
 
+        say_passed(request.passed_flags, request.job.script)
         return submit(request)
+    command = read_command(argv)
+    say_passed(command.passed_flags, command.script)
     from drivetrain.launch.guardian import guard
 
     return _leave(guard(argv))
+
+
+def say_passed(flags: Sequence[str], script: str) -> None:
+    """Tell the user that the script gets flags which the launcher has as well."""
+    if flags:
+        say(note_on(flags, script), err=True)
 
 
 def _leave(code: int) -> NoReturn:

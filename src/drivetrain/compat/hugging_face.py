@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from drivetrain.config.provenance import ConvertedConfig
 from drivetrain.core.errors import ConfigError, Problem
 
 _Converter = Callable[[Any, Any], Mapping[str, Any]]
@@ -287,7 +288,7 @@ CALLBACKS = {
 """The events of a TrainerCallback, and the hooks that replace them."""
 
 
-def config_from_training_arguments(args: Any, num_devices: int = 1) -> dict[str, Any]:
+def config_from_training_arguments(args: Any, num_devices: int = 1) -> ConvertedConfig:
     """Convert Hugging Face's TrainingArguments to a mapping for `load_config(defaults=…)`.
 
     `num_devices` is the number of devices they were chosen for. It makes global_batch_size the
@@ -297,20 +298,26 @@ def config_from_training_arguments(args: Any, num_devices: int = 1) -> dict[str,
     usual = type(args)(output_dir=args.output_dir)
     problems: list[Problem] = []
     config: dict[str, Any] = {}
+    open_keys: set[str] = set()
     for name in sorted(field.name for field in dataclasses.fields(args)):
         value = getattr(args, name)
         if name in KEYS:
             try:
-                config.update(KEYS[name][1](value, args))
+                found = KEYS[name][1](value, args)
             except ConfigError as error:
                 problems += error.problems
+                continue
+            config.update(found)
+            if value == getattr(usual, name):
+                open_keys.update(found)
         elif name not in NOT_NEEDED and value != getattr(usual, name):
             remedy = NOT_THERE.get(name, "leave it out").replace("`", "")
             problems.append(Problem(name, "has no counterpart", remedy, value))
     if problems:
         raise ConfigError(problems)
     config["global_batch_size"] *= num_devices
-    return config
+    open_keys -= {"global_batch_size", "output_dir"}
+    return ConvertedConfig(config, open_keys, type(args).__name__)
 
 
 def tables() -> dict[str, str]:

@@ -155,6 +155,8 @@ class PyTorchDDPTrainer:
         per_epoch: int | None = None,
     ) -> dict[str, Any]:
         said = config.run_config(num_ranks, ranks_per_node, per_epoch)
+        if self._optimizer is not None and config.learning_rate == DistributedConfig.learning_rate:
+            del said["optimization"]["learning_rate"]  # not set, and the optimizer has its own
         if config.wants_mlflow:
             said["record"]["mlflow"]["run_id"] = self._mlflow_run or open_mlflow_run(config)
         return said

@@ -14,8 +14,8 @@ _RUNS_OTHERS = {"pytest", "py.test", "unittest", "ipykernel_launcher", "colab_ke
 """Programs whose command line is not meant for the code that they run."""
 
 
-def argv_of_script() -> list[str]:
-    """Return the arguments after the script's name; none in a notebook or a test runner."""
+def runs_own_command_line() -> bool:
+    """False in a notebook or a test runner, whose command line is not for the code it runs."""
     first = sys.argv[0] if sys.argv else ""
     program = Path(first)
     name = program.parent.name if program.name == "__main__.py" else program.name
@@ -23,7 +23,13 @@ def argv_of_script() -> list[str]:
     name = name.removesuffix(".py").rpartition(" ")[2]
     is_code_alone = first in ("", "-", "-c")
     is_notebook = not is_code_alone and not hasattr(sys.modules["__main__"], "__file__")
-    return [] if is_notebook or name in _RUNS_OTHERS else sys.argv[1:]
+    is_sent = is_code_alone and "execnet" in sys.modules  # how pytest-xdist starts its workers
+    return not is_notebook and not is_sent and name not in _RUNS_OTHERS
+
+
+def argv_of_script() -> list[str]:
+    """Return the arguments after the script's name; none in a notebook or a test runner."""
+    return sys.argv[1:] if runs_own_command_line() else []
 
 
 def with_engines_flags(words: Sequence[str]) -> list[str]:
@@ -88,8 +94,9 @@ def _refused(word: str) -> Problem | None:
             has_value=False,
         )
     if flag.replace("_", "-") in AFTER_SCRIPT | ALIASES.keys():
-        rule = "is a flag of the launcher, but comes after the script's arguments"
-        return Problem(word, rule, "put it before them", has_value=False)
+        rule = "is a flag of the launcher, not of the script"
+        remedy = f"write it before the script: `drivetrain train {word} …`"
+        return Problem(word, rule, remedy, has_value=False)
     name = flag.lstrip("-").replace("-", "_")
     keys = [key for key in leaf_keys() if name in (key, key.rpartition(".")[2])]
     if not keys:

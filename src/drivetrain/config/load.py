@@ -17,12 +17,18 @@ from pydantic_core import ErrorDetails
 
 from drivetrain.config.command_line import argv_of_script, own_flags, with_engines_flags
 from drivetrain.config.keys import flatten, leaf_keys, nearest_key, unflatten, walk_fields
-from drivetrain.config.provenance import ResolvedConfig, Source
+from drivetrain.config.provenance import (
+    ResolvedConfig,
+    Source,
+    said_by_file,
+    said_by_script,
+)
 from drivetrain.config.rules import broken_rules
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.bounded import parse_yaml, read_text
 from drivetrain.core.deprecation import CONFIG_KEYS, warn_renamed
 from drivetrain.core.errors import ConfigError, DamagedRun, Problem
+from drivetrain.core.flags import AFTER_SCRIPT, ALIASES
 from drivetrain.core.hints import nearest
 from drivetrain.core.redaction import REMOVED
 from drivetrain.core.traits import known_as
@@ -60,12 +66,12 @@ def load_config(
     else:
         left = ()
         file, overrides, problems = _split(with_engines_flags(argv), path)
-    said: _Said = {key: (value, Source("script")) for key, value in flatten(defaults or {}).items()}
+    said: _Said = said_by_script(defaults or {})
     if file is not None:
-        values, file_problems = _read(file)
+        found, file_problems = _read(file)
         if file_problems:  # the file's values are unknown, so nothing else can be checked
             raise ConfigError(file_problems)
-        said |= {key: (value, Source("file", str(file))) for key, value in values.items()}
+        said |= found
     for word in overrides:
         key, _, text = word.partition("=")
         said[key] = (_parse(text), Source("command line"))
@@ -78,8 +84,7 @@ def resolve(config: RunConfig | ResolvedConfig | Mapping[str, Any]) -> ResolvedC
         return config
     if isinstance(config, RunConfig):
         config = config.model_dump(mode="json", exclude_unset=True)
-    said = {key: (value, Source("script")) for key, value in flatten(config).items()}
-    return _check(said, [])
+    return _check(said_by_script(config), [])
 
 
 def _split(
@@ -104,7 +109,7 @@ def _split(
     return file, overrides, problems
 
 
-def _read(file: Path) -> tuple[dict[str, Any], list[Problem]]:
+def _read(file: Path) -> tuple[_Said, list[Problem]]:
     try:
         document = parse_yaml(read_text(file), _Loader) or {}
     except DamagedRun as error:
@@ -118,10 +123,12 @@ def _read(file: Path) -> tuple[dict[str, Any], list[Problem]]:
         return {}, [
             Problem("--config", "contains no keys", "write key: value lines", str(file)),
         ]
-    is_run_yaml = set(document) == {"config", "sources"} and isinstance(document["config"], dict)
-    if is_run_yaml:  # a run's own run.yaml is loaded again
-        document = document["config"]
-    return flatten({str(key): value for key, value in document.items()}), []
+    recorded: Any = {}
+    if set(document) == {"config", "sources"} and isinstance(document["config"], dict):
+        # a run's own run.yaml is loaded again
+        recorded, document = document["sources"], document["config"]
+    values = flatten({str(key): value for key, value in document.items()})
+    return said_by_file(values, file, recorded if isinstance(recorded, dict) else {}), []
 
 
 def _yaml_reason(error: yaml.YAMLError) -> str:
@@ -203,6 +210,10 @@ def _unknown(key: str, value: Any) -> Problem:
     inside = _inside(key)
     if inside:
         return Problem(key, "is a section, not a value", f"set a key inside it: {inside[0]}", value)
+    flag = f"--{key.replace('_', '-')}"
+    if flag in AFTER_SCRIPT | ALIASES.keys():
+        remedy = f"write drivetrain train SCRIPT {flag} {value}"
+        return Problem(key, "is not a key but a flag of the launcher", remedy, value)
     near = nearest_key(key)
     remedy = f"did you mean {near}?" if near else "`drivetrain config` lists all keys"
     return Problem(key, "unknown key", remedy, value)

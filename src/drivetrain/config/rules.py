@@ -165,20 +165,29 @@ def _micro_batch(config: RunConfig) -> Iterator[Problem]:
     if micro < 1:
         yield Problem("micro_batch_size", "must be at least 1", "use a positive number", micro)
     elif config.global_batch_size % micro:
+        whole = config.global_batch_size
         yield Problem(
             "micro_batch_size",
-            f"does not divide global_batch_size = {config.global_batch_size}",
-            f"use one of {_divisors_near(config.global_batch_size, micro)}",
+            f"does not divide global_batch_size = {whole}",
+            f"use one of {divisors_near(whole, micro)}, or set global_batch_size to "
+            f"{multiples_near(whole, micro)}",
             micro,
         )
 
 
-def _divisors_near(whole: int, wanted: int, most: int = 4) -> str:
+def divisors_near(whole: int, wanted: int, largest: float = math.inf, most: int = 4) -> str:
+    """Return the divisors of a batch size that are nearest to a size, for a message."""
     # of each pair of divisors one is at most the root; for huge numbers not all are searched
     below = [d for d in range(1, min(math.isqrt(whole), _LARGEST_TRIED) + 1) if whole % d == 0]
-    divisors = {*below, *(whole // d for d in below)}
+    divisors = {d for d in (*below, *(whole // d for d in below)) if d <= largest}
     nearest = sorted(sorted(divisors, key=lambda d: (abs(d - wanted), d))[:most])
     return ", ".join(map(str, nearest))
+
+
+def multiples_near(whole: int, part: int) -> str:
+    """Return the multiples of `part` on both sides of a batch size, for a message."""
+    below = whole // part * part
+    return f"{below} or {below + part}" if below else str(part)
 
 
 def _axes(config: RunConfig) -> Iterator[Problem]:
@@ -343,7 +352,7 @@ def _experts(config: RunConfig) -> Iterator[Problem]:
     shard = parallel.dp_shard
     if shard != "auto" and shard >= 1 and shard % parallel.ep:
         rule = f"does not divide dp_shard = {shard}, of which it is a part"
-        yield Problem("parallel.ep", rule, f"use one of {_divisors_near(shard, 1)}", parallel.ep)
+        yield Problem("parallel.ep", rule, f"use one of {divisors_near(shard, 1)}", parallel.ep)
     beside = {
         "parallel.cp": (parallel.cp, 1),
         "parallel.tensor.sequence_parallel": (parallel.tensor.sequence_parallel, False),

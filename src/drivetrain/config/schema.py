@@ -178,7 +178,8 @@ class Optimization(Section):
     """Learning rate, optimizer and gradient clipping. Steps are optimizer steps."""
 
     learning_rate: float = Field(default=1e-3, gt=0)
-    """Peak learning rate, before `learning_rate_scaling`."""
+    """Peak learning rate of the optimizer made from the config, before `learning_rate_scaling`; a
+    script's own optimizer sets its own."""
     lr_scheduler_type: Literal["constant", "linear", "cosine", "wsd", "inverse_sqrt", "none"] = (
         "constant"
     )
@@ -200,7 +201,7 @@ class Optimization(Section):
     base_batch_size: int | None = Field(default=None, gt=0)
     """The global batch size that `learning_rate` was tuned for."""
     optimizer: Literal["adamw", "sgd", "muon"] = "adamw"
-    """Optimizer of a task that defines none. muon: Muon for the matrices of the model's blocks,
+    """Optimizer of a script that makes none. muon: Muon for the matrices of the model's blocks,
     AdamW for embeddings, heads, norms and biases."""
     momentum: float | None = Field(default=None, ge=0, lt=1)
     """Momentum of sgd (null: 0) and muon (null: 0.95)."""
@@ -208,7 +209,7 @@ class Optimization(Section):
     """Dtype in which Muon orthogonalises matrices. bf16 is faster on accelerators, but amplifies
     rounding differences between layouts: losses agree to about 1e-4 instead of 1e-7."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """Weight decay of the optimizer made from the config; a task's own optimizer sets its own."""
+    """Weight decay of the optimizer made from the config; a script's own optimizer sets its own."""
     decay_norms_and_biases: bool = False
     """true: `weight_decay` applies to all weights. false: only to those with two or more dimensions
     (matrices, kernels and embeddings, but not norms and biases)."""

@@ -126,7 +126,9 @@ def read_json(path: Path) -> Any:
     try:
         return parse_json(read_text(path))
     except ValueError as error:
-        raise DamagedRun(f"{path}: not JSON ({error}); Drivetrain did not write this") from None
+        raise DamagedRun(
+            f"{path}: not JSON ({error}); Drivetrain did not write this file"
+        ) from None
 
 
 def read_yaml(path: Path) -> Any:

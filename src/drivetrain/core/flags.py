@@ -1,6 +1,8 @@
-"""The flags of `drivetrain train` that may also come after the script."""
+"""Names of `drivetrain train`'s flags that other parts of Drivetrain must know, too."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 ALIASES = {
     "--num-gpus": "--nproc-per-node",
@@ -13,6 +15,7 @@ OF_OTHER_TOOLS = {
     "--num-processes": "--nproc-per-node",
     "--num-machines": "--nnodes",
 }
+# Flags that no script is likely to have for itself, so they may also follow the script's name.
 AFTER_SCRIPT = {
     "--accept-change",
     "--run-dir",
@@ -24,4 +27,26 @@ AFTER_SCRIPT = {
     "--rdzv-endpoint",
     "--rdzv-id",
     "--rdzv-conf",
+    "--grace-period",
+    "--stall-timeout",
+    "--slow-timeout",
+    "--spares",
+    "--max-preemptions",
+    "--max-startup-failures",
 }
+
+
+def values_of(argv: Sequence[str], flag: str) -> list[str]:
+    """Return the values of a flag, written `--flag VALUE` or `--flag=VALUE`, in their order."""
+    found = []
+    for word, following in zip(argv, (*argv[1:], ""), strict=False):
+        if word == flag:
+            found.append(following)
+        elif word.startswith(f"{flag}="):
+            found.append(word.partition("=")[2])
+    return found
+
+
+def last_value(argv: Sequence[str], flag: str) -> str | None:
+    """Return the value of a flag's last occurrence, which overrides the others."""
+    return next(reversed(values_of(argv, flag)), None)

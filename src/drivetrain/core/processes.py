@@ -41,6 +41,11 @@ def is_failing() -> bool:
     return error is not None and not isinstance(error, Preempted)
 
 
+def is_interactive() -> bool:
+    """True at a prompt and in a notebook."""
+    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
+
+
 # Processes that multiprocessing started.
 
 _PATIENCE_S = 5.0

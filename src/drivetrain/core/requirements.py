@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import platform
 from pathlib import Path
 from types import ModuleType
+from urllib.parse import unquote, urlsplit
 
 from drivetrain.core.errors import EnvironmentProblem, Problem
 
@@ -23,11 +25,32 @@ def require(module: str, *, extra: str) -> ModuleType:
                 Problem(
                     where=module,
                     rule="this optional library is not installed",
-                    remedy=f"pip install 'drivetrain[{extra}]'",
+                    remedy=install_command(extra),
                     has_value=False,
                 )
             ]
         ) from error
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra to this installation of Drivetrain."""
+    from importlib.metadata import PackageNotFoundError, distribution  # takes a tenth of a second
+
+    try:
+        found = distribution("drivetrain").read_text("direct_url.json")
+    except PackageNotFoundError:  # not installed, but on Python's path
+        found = None
+    return command_for(extra, found)
+
+
+def command_for(extra: str, direct_url: str | None) -> str:
+    """Return the command; `direct_url` is what pip recorded of an installation from a folder."""
+    record = json.loads(direct_url or "{}")
+    if "dir_info" not in record:
+        return f"pip install 'drivetrain[{extra}]'"
+    option = "-e " if record["dir_info"].get("editable") else ""
+    folder = unquote(urlsplit(record["url"]).path)
+    return f"pip install {option}'{folder}[{extra}]'"
 
 
 # Code that needs Linux system calls is refused elsewhere, with a remedy.

@@ -28,6 +28,12 @@ def plain_but_coloured(text: str) -> str:
 # Readable quantities.
 
 
+def counted(number: int, noun: str) -> str:
+    """3, 'rank' → '3 ranks'; 1, 'rank' → '1 rank'; 2, 'process' → '2 processes'."""
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
 def readable_bytes(num_bytes: float) -> str:
     """1536 → '1.5 KiB'."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
@@ -38,9 +44,9 @@ def readable_bytes(num_bytes: float) -> str:
 
 
 def readable_duration(seconds: float) -> str:
-    """75 → '1:15', 3725 → '1:02:05'; under ten seconds with a decimal."""
+    """75 → '1:15', 3725 → '1:02:05'; 3.25 → '3.2 s'."""
     if seconds < 10:
-        return f"{seconds:.1f}s"
+        return f"{seconds:.1f} s"
     minutes, secs = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"

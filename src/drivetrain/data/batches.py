@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from drivetrain.config.provenance import ResolvedConfig
+from drivetrain.config.rules import divisors_near, multiples_near
 from drivetrain.core.errors import ConfigError, Problem
 
 _MUCH_IDLE = 0.1
@@ -172,11 +173,9 @@ class BatchPlan:
     def idle_warning(self) -> str:
         """If many turns are idle, a warning that says how many and what to change; else ""."""
         turns = self.num_idle_turns + self.num_micro_batches
-        if self.num_idle_turns < _MUCH_IDLE * turns:
+        if not self.has_many_idle_turns:
             return ""
         full = self.micro_batch_size * self.num_ranks
-        smaller = self.global_batch_size // self.num_ranks
-        fits = 0 < smaller < self.micro_batch_size
         has_too_many = self.num_ranks > self.num_micro_batches
         fewer = f"at most {self.num_micro_batches} data-parallel ranks, " if has_too_many else ""
         return (
@@ -185,8 +184,25 @@ class BatchPlan:
             f"micro-batches of {self.micro_batch_size}; use {fewer}"
             f"a global_batch_size of {full} (micro_batch_size {self.micro_batch_size} × "
             f"{self.num_ranks} ranks) or a multiple of it"
-            + (f", or micro_batch_size {smaller} or less" if fits else "")
+            f"{self._smaller_size}"
         )
+
+    @property
+    def has_many_idle_turns(self) -> bool:
+        """Whether enough turns are idle for a warning."""
+        turns = self.num_idle_turns + self.num_micro_batches
+        return self.num_idle_turns >= _MUCH_IDLE * turns
+
+    @property
+    def _smaller_size(self) -> str:
+        """The warning's last words: the largest smaller size that keeps the ranks busy."""
+        if self.global_batch_size < self.num_ranks:
+            return f"; no micro_batch_size gives each of {self.num_ranks} ranks a sample"
+        for size in range(self.micro_batch_size - 1, 0, -1):
+            divides = self.global_batch_size % size == 0
+            if divides and not replace(self, micro_batch_size=size).has_many_idle_turns:
+                return f", or micro_batch_size {size}"
+        return ""
 
     def __str__(self) -> str:
         idle = self.num_idle_turns
@@ -221,17 +237,14 @@ def solve_micro_batch(resolved: ResolvedConfig, num_ranks: int) -> ResolvedConfi
         return resolved
     size, rest = divmod(config.global_batch_size, num_ranks)
     if rest:
-        near = max(size, 1) * num_ranks
-        raise ConfigError(
-            [
-                Problem(
-                    "global_batch_size",
-                    f"does not divide into {num_ranks} equal micro-batches",
-                    f"use {near} or {near + num_ranks}, or set micro_batch_size",
-                    config.global_batch_size,
-                )
-            ]
+        whole = config.global_batch_size
+        sizes = divisors_near(whole, size, largest=size + 1)
+        remedy = (
+            f"use {multiples_near(whole, num_ranks)}, set micro_batch_size to a divisor ({sizes}), "
+            "or change the number of ranks"
         )
+        rule = f"does not divide into {num_ranks} equal micro-batches"
+        raise ConfigError([Problem("global_batch_size", rule, remedy, whole)])
     plural = "ranks, one micro-batch each" if num_ranks > 1 else "rank in one micro-batch"
     return resolved.choose(
         "micro_batch_size",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -102,9 +103,22 @@ class Source:
         options["generator"] = torch.Generator()
         if self.num_workers:
             options["prefetch_factor"] = self.prefetch_factor
-            options["worker_init_fn"] = self.worker_init_fn
+            options["worker_init_fn"] = _BeginWorker(self.worker_init_fn)
             options["multiprocessing_context"] = self.multiprocessing_context
         return options
+
+
+@dataclass(frozen=True)
+class _BeginWorker:
+    """Begins a loader process. A terminal's Ctrl-C reaches it too, but the rank ends it."""
+
+    init: Callable[[int], None] | None
+    """The user's."""
+
+    def __call__(self, worker: int) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if self.init is not None:
+            self.init(worker)
 
 
 def source_from(data: Any, config: Data, name: str = "data") -> Source:

@@ -404,7 +404,8 @@ def check_replay(dataset: Any, saved: Mark, found: Mark) -> None:
             f"has {found.position} samples, but the run had used {saved.position} when it was saved"
         )
     remedy = (
-        f"resume with the same data, or add --accept-change data.content; {remedy_for(dataset)}"
+        "resume with the same data, or add --accept-change data.content before the script; "
+        f"{remedy_for(dataset)}"
     )
     raise ConfigError([Problem("data", rule, remedy, type(dataset).__name__)])
 

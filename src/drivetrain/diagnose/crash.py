@@ -63,20 +63,20 @@ def _noticed_by_others(evidence: Evidence, cause: Mapping[str, Any]) -> Finding:
 def _crash(
     evidence: Evidence, cause: Mapping[str, Any], failures: Sequence[Mapping[str, Any]]
 ) -> Finding:
-    error = str(cause.get("error", ""))
+    rank, error = int(cause["rank"]), str(cause.get("error", ""))
     said = exception_line(error)
     line = traceback_line(error)
     where = f" at {line}" if line else ""
-    what = f"{evidence.who(cause['rank'])} failed first, {_when(evidence)}{where}: "
+    what = f"{evidence.who(rank)} failed first, {_when(evidence)}{where}: "
     what += said or _how(int(cause["exit_code"]))
     return Finding(
         Severity.ERROR,
         Kind.CRASH,
         what,
-        _crash_remedy(said, int(cause["exit_code"])),
+        _crash_remedy(evidence, cause),
         _followed(failures),
-        (int(cause["rank"]),),
-        evidence.host_of(int(cause["rank"])),
+        (rank,),
+        evidence.host_of(rank),
         str(line) if line else "",
         evidence.attempt,
         evidence.step,
@@ -124,10 +124,11 @@ def _out_of_memory(
         Severity.ERROR,
         Kind.OUT_OF_MEMORY,
         f"{evidence.who(rank)} {how}{holds}, {_when(evidence)}{f' at {line}' if line else ''}",
-        _memory_remedy(rank, everyone),
+        _memory_remedy(rank, everyone, is_starting=not evidence.start),
         (
             *(f"rank {r} held {readable_bytes(n)}" for r, n in most),
             *([exception_line(error)[:300]] if error else []),
+            *([f"traceback: {evidence.traceback_file(rank)}"] if error else []),
             *_followed(failures),
         ),
         (rank,),
@@ -138,7 +139,9 @@ def _out_of_memory(
     )
 
 
-def _memory_remedy(rank: int, held: Mapping[int, int]) -> str:
+def _memory_remedy(rank: int, held: Mapping[int, int], *, is_starting: bool) -> str:
+    if is_starting:
+        return "load less in each rank, run fewer ranks per node, or give the job more memory"
     others = [number for r, number in held.items() if r != rank]
     if others and held.get(rank, 0) > 1.5 * max(others):
         return (
@@ -198,11 +201,13 @@ def _how(exit_code: int) -> str:
         return f"killed by signal {-exit_code}"
 
 
-def _crash_remedy(said: str, exit_code: int) -> str:
+def _crash_remedy(evidence: Evidence, cause: Mapping[str, Any]) -> str:
+    exit_code = int(cause["exit_code"])
     if exit_code == -signal.SIGKILL:
         return "if nobody killed it, check dmesg: the kernel kills processes when memory runs out"
     if exit_code in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS):
         return "native code crashed: rerun with PYTHONFAULTHANDLER=1 to see the Python stack"
-    if not said:
+    if not cause.get("error"):
         return "the script exited by itself (sys.exit, os._exit): look for the call"
-    return "that rank's own traceback is in attempts/*/end.json"
+    file = evidence.traceback_file(int(cause["rank"]))
+    return f"read that rank's whole traceback: {file} in the run's directory"

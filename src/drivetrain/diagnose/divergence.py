@@ -20,7 +20,14 @@ _COMPARED = {
     "sentinel": (Kind.REPLICA_DRIFT, "the sentinel compares the raw bits of all copies"),
     "replay": (Kind.SILENT_CORRUPTION, "a micro-batch was computed twice and compared bit for bit"),
 }
-_NOT_A_NUMBER = re.compile(r"train/loss = \S+ at step (?P<step>\d+)")
+_NOT_A_NUMBER = re.compile(
+    r"(?P<said>train/loss = \S+ at step (?P<step>\d+))(?:[^;\n]*; (?P<remedy>[^\n]+))?"
+)
+_REMEDY = (
+    "look for values in the data that are not finite, and for a division, a log or a sqrt in the "
+    "model and the loss function"
+)
+"""For records without a remedy: earlier releases did not write one."""
 _WINDOW = 50
 _ENOUGH = 20
 
@@ -48,7 +55,7 @@ def _non_finite(evidence: Evidence) -> Finding | None:
         Severity.ERROR,
         Kind.NON_FINITE,
         f"{evidence.who(rank)}: {report['what']} was not finite at step {report['step']}{where}",
-        _REMEDIES.get(report["found_in"], _REMEDIES["module"]),
+        str(report.get("remedy") or _REMEDY),
         (
             f"{report['found_in']} {report['name']}: {report['num_nan']} nan, "
             f"{report['num_inf']} inf of {report['num_elements']}",
@@ -62,18 +69,6 @@ def _non_finite(evidence: Evidence) -> Finding | None:
     )
 
 
-_REMEDIES = {
-    "input": "look at those samples: the data itself is not finite",
-    "module": "look for a division, a log or a sqrt in that module; lower "
-    "optimization.learning_rate, set optimization.max_grad_norm, or use precision.dtype=bf16",
-    "gradient": "set optimization.max_grad_norm or lower optimization.learning_rate; look for a "
-    "sqrt or a norm at zero, where the gradient is infinite",
-    "parameter": "an earlier step's gradients were not finite: set optimization.max_grad_norm, "
-    "lower optimization.learning_rate, and resume from a checkpoint before it",
-    "loss": "look at the loss function: its input is finite, its output is not",
-}
-
-
 def _only_seen_in_the_loss(evidence: Evidence) -> Finding | None:
     for failure in evidence.end.get("failures", []):
         found = _NOT_A_NUMBER.search(str(failure.get("error", "")))
@@ -82,8 +77,8 @@ def _only_seen_in_the_loss(evidence: Evidence) -> Finding | None:
                 Severity.ERROR,
                 Kind.NON_FINITE,
                 f"the loss became NaN or infinite at step {found['step']}",
-                _REMEDIES["module"],
-                (found[0],),
+                found["remedy"] or _REMEDY,
+                (found["said"],),
                 attempt=evidence.attempt,
                 step=int(found["step"]),
             )
@@ -112,8 +107,8 @@ def _drift(evidence: Evidence) -> Finding | None:
     return None
 
 
-def loss_spikes(losses: Sequence[tuple[int, float]]) -> Finding | None:
-    """Return the worst loss spike relative to the run's recent losses.
+def loss_spikes(losses: Sequence[tuple[int, float]], changes: Sequence[str]) -> Finding | None:
+    """Return the worst loss spike relative to the run's recent losses; `changes` may prevent it.
 
     A spike is measured in the spread of the fifty losses before it (median absolute deviation),
     and must also be 1.5 times their median, so that a noisy loss alone is not a finding.
@@ -134,8 +129,8 @@ def loss_spikes(losses: Sequence[tuple[int, float]]) -> Finding | None:
         Severity.WARNING,
         Kind.LOSS_SPIKE,
         f"the loss rose to {value:.4g} at step {step}, from about {middle:.4g} before it",
-        "set optimization.max_grad_norm, lower optimization.learning_rate or warm up longer; the "
-        "step number determines which samples that step used",
+        f"{' or '.join([*changes, 'warm up longer'])}; the step number determines which samples "
+        "that step used",
         (f"{times:.0f} times the usual spread of the {_WINDOW} losses before it",),
         step=step,
     )

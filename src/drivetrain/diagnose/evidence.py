@@ -3,6 +3,7 @@
 attempts/<n>/
   start.json               hosts and layout
   end.json                 why it ended, root cause first; written by the supervisor
+  tracebacks/<rank>.txt    the same errors, for people
   stacks/<rank>.txt        what each rank was doing when it stalled
   collectives/<rank>.json  its latest collectives, from torch's flight recorder
   non_finite/<rank>.json   where a value first became NaN or infinite
@@ -32,11 +33,17 @@ class Evidence:
     """None for a rank that did not answer."""
     calls: Mapping[int, Calls] = field(default_factory=dict)
     non_finite: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    tracebacks: Mapping[int, str] = field(default_factory=dict)
+    """The file of each rank's traceback, relative to the run's directory."""
 
     @property
     def kind(self) -> str:
         """The supervisor's code for why it ended; empty while it is alive."""
         return str(self.end.get("kind", ""))
+
+    def traceback_file(self, rank: int) -> str:
+        """The file with the rank's whole traceback; earlier releases wrote only end.json."""
+        return self.tracebacks.get(rank, f"{_folder(self.attempt)}/end.json")
 
     @property
     def step(self) -> int:
@@ -75,9 +82,13 @@ class Evidence:
         return str(call.user_frame) if call.user_frame is not None else self.line(rank)
 
 
+def _folder(attempt: int) -> str:
+    return f"attempts/{attempt:04d}"
+
+
 def read_evidence(run: RunReading, attempt: PastAttempt) -> Evidence:
     """Read an attempt's files; a half-written or damaged one is skipped."""
-    folder = f"attempts/{attempt.number:04d}"
+    folder = _folder(attempt.number)
     return Evidence(
         attempt=attempt.number,
         start=attempt.start,
@@ -96,6 +107,7 @@ def read_evidence(run: RunReading, attempt: PastAttempt) -> Evidence:
             for rank, name in _by_rank(run, f"{folder}/non_finite", ".json").items()
             if (document := run.document(name))
         },
+        tracebacks=_by_rank(run, f"{folder}/tracebacks", ".txt"),
     )
 
 

@@ -127,6 +127,7 @@ def _called(evidence: Evidence, rank: int, call: Call) -> str:
 
 
 _LOADER = "torch/utils/data/dataloader.py"
+_FETCH = "torch/utils/data/_utils/fetch.py"
 
 
 def judge(evidence: Evidence) -> Finding | None:
@@ -187,6 +188,12 @@ def _never_came(evidence: Evidence, missing: Sequence[int], wait: Behind) -> Fin
     )
 
 
+_NO_STACKS = (
+    "no rank's stacks were recorded: look at what that host printed last, and at whether it can "
+    "write to the run directory"
+)
+
+
 def _by_stacks(evidence: Evidence) -> Finding:
     """Without a difference in collectives, blame the ranks whose stack is not in one."""
     silent = [rank for rank, stacks in evidence.stacks.items() if stacks is None]
@@ -202,7 +209,7 @@ def _by_stacks(evidence: Evidence) -> Finding:
     ranks = tuple(own)
     if not ranks:
         what = f"{evidence.host}: {evidence.end.get('detail', 'no progress')}"
-        return _finding(evidence, what, (), "", ())
+        return _finding(evidence, what, (), "", (), _NO_STACKS)
     return _stuck(evidence, ranks, f"{evidence.who(ranks[0])} made no progress")
 
 
@@ -232,20 +239,22 @@ def _stuck(evidence: Evidence, ranks: tuple[int, ...], what: str) -> Finding:
     stacks = evidence.stacks.get(ranks[0])
     if stacks is None and ranks[0] in evidence.stacks:
         return _no_answer(evidence, ranks)
-    waits_for_data = stacks is not None and stacks.main is not None and stacks.main.is_in(_LOADER)
-    worker = _stuck_worker(stacks) if waits_for_data and stacks else None
+    main = stacks.main if stacks is not None else None
+    reads_data = main is not None and main.is_in(_LOADER)
+    waits_for_workers = reads_data and main is not None and not main.is_in(_FETCH)
+    worker = _stuck_worker(stacks) if waits_for_workers and stacks else None
     line = evidence.line(ranks[0])
     if worker is not None:
         pid, frame = worker
         what += f": it waits for its data worker (process {pid}), which is at {frame}"
         line = str(frame)
-    elif waits_for_data:
+    elif waits_for_workers:
         what += ": it waits for its data loader's workers"
     elif line:
         what += f": it is at {line}"
     remedy = (
         "look at what the dataset waits for there: a file, a lock, a network read without a timeout"
-        if waits_for_data
+        if reads_data
         else "look at what that line waits for; a rank that may skip work must not skip collectives"
     )
     return _finding(evidence, what, ranks, line, _innermost(evidence, ranks[0]), remedy)
@@ -272,7 +281,7 @@ def _finding(
     ranks: tuple[int, ...],
     line: str,
     grounds: Sequence[str],
-    remedy: str = "look at attempts/*/stacks for what each rank was doing",
+    remedy: str,
 ) -> Finding:
     host = evidence.host_of(ranks[0]) if ranks else evidence.host
     detail = str(evidence.end.get("detail", ""))
@@ -301,11 +310,10 @@ def _stuck_worker(stacks: Stacks) -> tuple[int, Frame] | None:
 
 def _is_idle_worker(thread: Thread) -> bool:
     """Whether a data worker waits for work: it is in its loop, but not fetching."""
-    in_fetch = thread.is_in("torch/utils/data/_utils/fetch.py")
-    return thread.is_in("torch/utils/data/_utils/worker.py") and not in_fetch
+    return thread.is_in("torch/utils/data/_utils/worker.py") and not thread.is_in(_FETCH)
 
 
 def _innermost(evidence: Evidence, rank: int) -> tuple[str, ...]:
     stacks = evidence.stacks.get(rank)
     thread = stacks.main if stacks is not None else None
-    return tuple(f"rank {rank}: {frame}" for frame in thread.frames[:4]) if thread else ()
+    return tuple(f"rank {rank}: {frame}" for frame in thread.shown[:4]) if thread else ()

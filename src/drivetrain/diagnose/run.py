@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from drivetrain.config.remedies import against_divergence
 from drivetrain.diagnose import crash, divergence, experts, hang, slow
 from drivetrain.diagnose.evidence import Evidence, read_evidence
 from drivetrain.diagnose.finding import Finding, by_severity
@@ -18,7 +19,7 @@ def diagnose(address: str | os.PathLike[str]) -> list[Finding]:
     findings = [found for each in evidence if (found := judge_attempt(each))]
     findings += crash.failing_nodes(evidence)
     findings += slow.findings(run)
-    if spike := divergence.loss_spikes(_losses(run)):
+    if spike := divergence.loss_spikes(_losses(run), _calming(run)):
         findings.append(spike)
     if hot := experts.hot_expert(load_records(run.events(run.ranks[0]) if run.ranks else [])):
         findings.append(hot)
@@ -35,6 +36,15 @@ def explain_attempt(address: str | os.PathLike[str], number: int) -> Finding | N
     run = open_run(address)
     attempt = next((each for each in run.attempts() if each.number == number), None)
     return None if attempt is None else judge_attempt(read_evidence(run, attempt))
+
+
+def _calming(run: RunReading) -> list[str]:
+    """Return the changes to the run's config that may prevent a loss spike."""
+    said = run.config.get("optimization")
+    is_clipped = isinstance(said, dict) and said.get("max_grad_norm") is not None
+    source = str(run.sources.get("optimization.learning_rate", ""))
+    has_own_optimizer = True if source.startswith("unused") else None
+    return against_divergence(is_clipped=is_clipped, has_own_optimizer=has_own_optimizer)
 
 
 def _losses(run: RunReading) -> list[tuple[int, float]]:

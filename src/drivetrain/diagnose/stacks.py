@@ -26,6 +26,8 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<functi
 _CALL, _BELOW_CALL = '  File "', "    "
 """Prefixes of a call in a Python traceback and of the source lines below it."""
 _PROCESS = re.compile(r"^process (\d+):$")
+_STARTS = re.compile(r"^<frozen |/drivetrain/supervise/processes/")
+"""Calls that only start a script or import a module: Python's own, and our worker's."""
 _TELLS = "drivetrain/supervise/failures/dump_responder.py"
 """The file of the thread that dumps a rank's stacks."""
 
@@ -77,6 +79,11 @@ class Thread:
     def user_frame(self) -> Frame | None:
         """The innermost call in the user's own code."""
         return innermost_users(self.frames)
+
+    @property
+    def shown(self) -> tuple[Frame, ...]:
+        """The calls for people: without those that only start the script or import a module."""
+        return tuple(frame for frame in self.frames if not _STARTS.search(frame.file))
 
 
 @dataclass(frozen=True)

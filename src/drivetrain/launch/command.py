@@ -3,19 +3,22 @@
     drivetrain train [flags] SCRIPT [flags] [the script's own arguments]
 
 Flags are torchrun's, read from torchrun's own parser so that none is missing, and their aliases
-(`--script`, `--num-gpus` …). After the script, only flags that start ranks are recognized; the
-first argument that is not one of them begins the script's arguments, and `--` ends the search.
+(`--script`, `--num-gpus` …). After the script, only flags that no script is likely to have
+(`AFTER_SCRIPT`) are recognized; the first argument that is not one of them begins the script's
+arguments, and `--` ends the search. A script may have flags of its own that are called like other
+flags of the launcher (`--log-dir`, `--time`), so those are passed to it, with a note to the user.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.flags import AFTER_SCRIPT, ALIASES, OF_OTHER_TOOLS
 from drivetrain.core.hints import nearest
+from drivetrain.launch.flag_values import value_problem
 
 
 class HelpAsked(Exception):
@@ -30,6 +33,8 @@ class Command:
     script_args: tuple[str, ...]
     launcher_args: tuple[str, ...]
     """Flags in torchrun's spelling."""
+    passed_flags: tuple[str, ...] = field(default=(), compare=False)
+    """The launcher's flags that are among the script's arguments, and were not put after `--`."""
 
     @property
     def is_module(self) -> bool:
@@ -68,16 +73,13 @@ def parse_command(
     launcher: list[str] = []
     settings: tuple[str, ...] = ()
     script: str | None = None
+    problems: list[Problem] = []
     is_positional = False  # after --script, all flags are still recognized
-    while queue:
+    while queue and queue[0] != "--":
         word = queue[0]
-        name, has_value, _ = word.partition("=")
-        name = name.replace("_", "-") if name.startswith("--") else name
+        name = _name(word)
         flag = name if is_positional else aliases.get(name, name)
-        if word == "--":
-            queue.pop(0)
-            break
-        if not is_positional and flag in ("--script", "--backend"):
+        if not is_positional and flag in _OWN:
             value = _value(queue, word)
             if flag == "--script":
                 script = value
@@ -85,22 +87,50 @@ def parse_command(
                 settings = _settings(value)
                 launcher += ["--on=ray"] if value == "ray" else []
         elif flag in takes_value and (not is_positional or flag in after_script):
-            if takes_value[flag]:
-                launcher.append(f"{flag}={_value(queue, word)}")
-            else:
-                queue.pop(0)
-                launcher.append(flag)
+            problems += _take(queue, flag, launcher, takes_value=takes_value[flag])
         elif script is None and not word.startswith("-"):
             script, is_positional = queue.pop(0), True
         elif script is None:
-            raise _not_a_flag(word, has_value, takes_value)
+            raise _not_a_flag(word, takes_value)
         else:
             break
     if script is None:
-        raise ConfigError(
-            [Problem("SCRIPT", "not given", "drivetrain train your_script.py", has_value=False)]
-        )
-    return Command(script, (*settings, *queue), tuple(launcher))
+        problems.append(_NO_SCRIPT)
+    if problems or script is None:
+        raise ConfigError(problems)
+    if queue[:1] == ["--"]:
+        return Command(script, (*settings, *queue[1:]), tuple(launcher))
+    known = {*takes_value, *aliases, *_OWN}
+    passed = [name for name in map(_name, queue) if name.startswith("--") and name in known]
+    return Command(script, (*settings, *queue), tuple(launcher), tuple(dict.fromkeys(passed)))
+
+
+_OWN = ("--script", "--backend")
+"""Flags that torchrun's parser does not have, with a meaning only before the script."""
+_NO_SCRIPT = Problem("SCRIPT", "not given", "drivetrain train your_script.py", has_value=False)
+
+
+def _name(word: str) -> str:
+    """`--nproc_per_node=2` → `--nproc-per-node`."""
+    name = word.partition("=")[0]
+    return name.replace("_", "-") if name.startswith("--") else name
+
+
+def _take(
+    queue: list[str], flag: str, launcher: list[str], *, takes_value: bool
+) -> Sequence[Problem]:
+    """Move the flag at the head of the queue to the launcher's; return what is wrong with it."""
+    word = queue[0]
+    if not takes_value:
+        queue.pop(0)
+        launcher.append(flag)
+        name, has_value, value = word.partition("=")
+        remedy = f"write {name} alone, or leave it out"
+        return [Problem(name, "takes no value", remedy, value)] if has_value else []
+    value = _value(queue, word)
+    launcher.append(f"{flag}={value}")
+    problem = value_problem(flag, value, _name(word))
+    return [problem] if problem else []
 
 
 def _flags(torchrun: argparse.ArgumentParser) -> dict[str, bool]:
@@ -148,14 +178,35 @@ def _backends() -> dict[str, tuple[str, ...]]:
     return {**named, "ray": (), "tensorflow": ()}
 
 
-def _not_a_flag(word: str, has_value: str, known: dict[str, bool]) -> Exception:
+def _not_a_flag(word: str, known: Collection[str]) -> Exception:
     if word in ("-h", "--help"):
         return HelpAsked()
-    name = word.partition("=")[0] if has_value else word
-    flags = [*known, *ALIASES, "--script", "--backend"]
-    near = nearest(name.replace("_", "-"), flags, OF_OTHER_TOOLS)
+    near = nearest(_name(word), [*known, *ALIASES, *_OWN], OF_OTHER_TOOLS)
     remedy = f"did you mean {near}?" if near else "the script's own flags go after the script"
     return ConfigError([Problem(word, "unknown flag", remedy, has_value=False)])
+
+
+def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parse flags; what argparse refuses is a ConfigError, without argparse's usage text."""
+
+    def refuse(message: str) -> None:
+        where, _, rule = message.removeprefix("argument ").partition(": ")
+        flag = where.partition("/")[0]  # --numa-binding/--numa_binding
+        raise ConfigError([Problem(flag, rule, "drivetrain train --help", has_value=False)])
+
+    parser.error = refuse  # type: ignore[assignment, method-assign]
+    return parser.parse_args(list(argv))
+
+
+def note_on(passed_flags: Sequence[str], script: str) -> str:
+    """Return a note for the user: the script got flags which the launcher has as well."""
+    stands, was, it = (
+        ("stands", "was", "it") if len(passed_flags) == 1 else ("stand", "were", "them")
+    )
+    return (
+        f"note: {', '.join(passed_flags)} {stands} after {script} and {was} passed to it; to set "
+        f"Drivetrain's, put {it} before the script; -- right after the script leaves out this note"
+    )
 
 
 SWITCHES = ("--standalone", "--module", "-m", "--no-python", "--run-path", "--virtual-local-rank")

@@ -7,10 +7,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from drivetrain.cluster.environments import SlurmEnvironment
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.text import counted
 from drivetrain.launch.command import Command, add_our_flags, add_torchruns_flags, parse_command
 from drivetrain.record.session import ACCEPT_CHANGE, COMMAND_S, NODE_SESSION, RUN_DIR
 from drivetrain.supervise.policy import Budgets
@@ -142,6 +144,25 @@ def start_early(argv: Sequence[str]) -> HeadStart | None:
     return HeadStart(rank_argv, session, num_ranks, num_restarts)
 
 
+def starting_line(argv: Sequence[str]) -> str | None:
+    """Return what is being started, to be printed at once: ranks are silent while they import.
+
+    None for one of several nodes, and for a command that the supervisor may refuse.
+    """
+    try:
+        command, args, given = parsed(argv)
+        if not is_alone(args, given) or _is_set_by_torchruns_variables():
+            return None
+    except (ConfigError, argparse.ArgumentError, ValueError):
+        return None
+    is_there = args.no_python or command.is_module or Path(command.script).is_file()
+    num_ranks = _num_ranks(args)
+    if not is_there or (num_ranks is None and args.nproc_per_node is not None):
+        return None
+    how_many = "one process per device" if num_ranks is None else counted(num_ranks, "process")
+    return f"starting {how_many} on this machine"
+
+
 def parsed(argv: Sequence[str]) -> tuple[Command, argparse.Namespace, set[str]]:
     """Parse the command, its flags and the given ones; without torch, and so unchecked."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
@@ -167,6 +188,7 @@ def _may_have_devices() -> bool:
     return any(Path(path).exists() for path in _DRIVERS) or _has_vendors_package()
 
 
+@cache  # the guardian asks, and the supervisor that it forks
 def _has_vendors_package() -> bool:
     """True if a package adds a device to torch. `importlib.metadata` is seven times slower."""
     files = (file for folder in sys.path for file in Path(folder).glob(_ENTRY_POINTS))

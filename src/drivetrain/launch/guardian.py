@@ -26,13 +26,16 @@ from drivetrain.core import locks
 from drivetrain.core.errors import ConfigError, EnvironmentProblem, Preempted, Problem
 from drivetrain.core.requirements import require_linux
 from drivetrain.launch import node, template
-from drivetrain.launch.early import is_alone, parsed
+from drivetrain.launch.early import command_of_ranks, is_alone, parsed, starting_line
 from drivetrain.launch.template import Supervised
 from drivetrain.record.run_directory import RunDirectory, cannot_write
 from drivetrain.record.session import COMMAND_S, NODE_SESSION, process_began_s
 from drivetrain.supervise.failures.attempt_report import write_closed
+from drivetrain.supervise.failures.failure import comes_from_outside
+from drivetrain.supervise.policy import ONLY_FROM_THE_START
 from drivetrain.supervise.processes.forking import Forked, can_fork, fork_call
 from drivetrain.supervise.processes.worker import PARENT
+from drivetrain.supervise.script import imports_drivetrain
 
 # One launcher per run: a second one is refused before it has changed anything.
 #
@@ -108,6 +111,9 @@ def guard(argv: Sequence[str]) -> int:
             "train in one process with `python SCRIPT`, or submit it (--on slurm …)",
         )
         with only_launcher(argv):
+            if (line := starting_line(argv)) is not None:
+                sys.stderr.write(f"{line}\n")
+                sys.stderr.flush()
             return _guard(argv)
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
@@ -144,12 +150,25 @@ class _Guardian:
                 # the time limit's signal came before it listened: there is nothing to save
                 return Preempted.exit_code
             killed_by = signal.Signals(-code).name
-            has_begun = (self._session / "run-0").exists()
-            if self._asked_with is not None or not has_begun:
+            if self._asked_with is not None:
                 break
-            sys.stderr.write(f"the supervisor was killed by {killed_by}; restarting it\n")
+            can_resume = self._can_resume(killed_by)
+            done = "restarting it" if can_resume else f"not restarted: {ONLY_FROM_THE_START}"
+            sys.stderr.write(f"the supervisor was killed by {killed_by}; {done}\n")
             sys.stderr.flush()
+            if not can_resume:
+                break
         return 128 - code
+
+    def _can_resume(self, killed_by: str) -> bool:
+        """True if ranks have begun to train, or were still starting and will train."""
+        if (self._session / "run-0").exists():
+            return True
+        try:
+            command, _, _ = parsed(self._argv)
+        except (ConfigError, argparse.ArgumentError, ValueError):
+            return False
+        return comes_from_outside(killed_by) and imports_drivetrain(command_of_ranks(command))
 
     def _run_once(self) -> int:
         # its own session: a Ctrl-C in the terminal reaches it once, through us

@@ -59,9 +59,14 @@ class Job:
             f"--grace-period={self.grace_s:g}",
             *more_flags,
             *self.flags,
-            self.script,
-            *self.script_args,
+            *self.script_argv,
         )
+
+    @property
+    def script_argv(self) -> tuple[str, ...]:
+        """The script and its arguments, after a `--` if some could be taken for the launcher's."""
+        has_flags = any(word.startswith("-") for word in self.script_args)
+        return (self.script, *(["--"] if has_flags else []), *self.script_args)
 
 
 def seconds_of(text: str) -> int:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.launch.command import Command, add_our_flags, parse_command
+from drivetrain.launch.command import Command, add_our_flags, parse_command, parse_flags
 from drivetrain.launch.early import budgets_of, command_of_ranks, nodes_of_step, variables_of_ranks
+from drivetrain.launch.flag_values import RULE_OF_RANKS, environment_problems
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler
@@ -40,11 +41,14 @@ def launch(
     parser = get_args_parser()
     add_our_flags(parser)
     command = parse_command(argv, parser)
-    args = parser.parse_args(command.torchrun_args)
+    given = {word.partition("=")[0] for word in command.launcher_args}
+    if problems := environment_problems(given):
+        raise ConfigError(problems)
+    args = parse_flags(parser, command.torchrun_args)
     _check_script(command, args)
     _check_live(args)
-    given = {word.partition("=")[0] for word in command.launcher_args}
     _fill_in(args, given)
+    _check_ranks(args)
     with _environment(args, given):
         return _supervise(args, command, given, warm, head_start)
 
@@ -62,6 +66,25 @@ def _check_live(args: argparse.Namespace) -> None:
         raise ConfigError(
             [Problem("--live", "replicas must know the run's directory", remedy, has_value=False)]
         )
+
+
+def _check_ranks(args: argparse.Namespace) -> None:
+    """Refuse what only torch knows to be wrong: --nproc-per-node=gpu on a node without GPUs."""
+    from torch.distributed.run import determine_local_world_size
+
+    try:
+        determine_local_world_size(args.nproc_per_node)
+    except ValueError as error:
+        is_known = "is not available" in str(error)
+        rule = "this node has no such device" if is_known else RULE_OF_RANKS
+        remedy = "--nproc-per-node 2"
+        raise ConfigError(
+            [Problem("--nproc-per-node", rule, remedy, args.nproc_per_node)]
+        ) from None
+    fewest, _, most = args.nnodes.partition(":")
+    if most and int(most) < int(fewest):
+        rule = "the maximum is less than the minimum"
+        raise ConfigError([Problem("--nnodes", rule, f"--nnodes {most}:{fewest}", args.nnodes)])
 
 
 def _fill_in(args: argparse.Namespace, given: set[str]) -> None:
@@ -107,12 +130,11 @@ def _supervise(
 ) -> int:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing.api import Std
-    from torch.distributed.run import config_from_args
 
     from drivetrain.supervise.agent import Supervisor
     from drivetrain.supervise.starting import Logs
 
-    config, _, _ = config_from_args(args)
+    config = _config_of(args)
     # the supervisor reports an error once; torch would log it several times
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="drivetrain-meet-") as scratch:
@@ -129,6 +151,18 @@ def _supervise(
         supervisor = Supervisor(spec, settings, logs, warm, head_start)
         supervisor.run()
         return supervisor.exit_code
+
+
+def _config_of(args: argparse.Namespace) -> LaunchConfig:
+    from torch.distributed.run import config_from_args
+
+    try:
+        return config_from_args(args)[0]
+    except (ValueError, OSError) as error:  # --logs-specs, --log-dir, --no-python with -m
+        remedy = "`torchrun --help` lists what they accept"
+        raise ConfigError(
+            [Problem("torchrun's flags", str(error), remedy, has_value=False)]
+        ) from error
 
 
 def _meeting_place(
@@ -167,17 +201,23 @@ def _meets_in_folder(args: argparse.Namespace, given: set[str]) -> bool:
 def _as_torchrun(config: LaunchConfig) -> RendezvousHandler:
     from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 
-    return registry.get_rendezvous_handler(
-        RendezvousParameters(
-            backend=config.rdzv_backend,
-            endpoint=config.rdzv_endpoint,
-            run_id=config.run_id,
-            min_nodes=config.min_nodes,
-            max_nodes=config.max_nodes,
-            local_addr=config.local_addr,
-            **config.rdzv_configs,
+    try:
+        return registry.get_rendezvous_handler(
+            RendezvousParameters(
+                backend=config.rdzv_backend,
+                endpoint=config.rdzv_endpoint,
+                run_id=config.run_id,
+                min_nodes=config.min_nodes,
+                max_nodes=config.max_nodes,
+                local_addr=config.local_addr,
+                **config.rdzv_configs,
+            )
         )
-    )
+    except ValueError as error:  # an unknown backend, or a setting of it
+        remedy = "correct --rdzv-backend, --rdzv-endpoint or --rdzv-conf"
+        raise ConfigError(
+            [Problem("--rdzv-backend", str(error), remedy, config.rdzv_backend)]
+        ) from error
 
 
 def _own_address(args: argparse.Namespace) -> str:

@@ -21,8 +21,14 @@ from typing import Any
 import yaml
 
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.core.flags import AFTER_SCRIPT, ALIASES
-from drivetrain.launch.command import Command, add_our_flags, add_torchruns_flags, parse_command
+from drivetrain.core.flags import AFTER_SCRIPT, ALIASES, last_value
+from drivetrain.launch.command import (
+    Command,
+    add_our_flags,
+    add_torchruns_flags,
+    parse_command,
+    parse_flags,
+)
 from drivetrain.launch.job import Job, seconds_of
 from drivetrain.launch.ownership import split_secrets
 from drivetrain.launch.submission import find
@@ -50,24 +56,26 @@ class Request:
     job: Job
     is_dry_run: bool
     waits: bool
+    passed_flags: tuple[str, ...] = ()
+    """Flags of the launcher that the script gets."""
 
 
 def asked_target(argv: Sequence[str]) -> str | None:
     """Return the target that a command line names, if any, even if the rest is invalid."""
-    if on := _last_value(argv, "--on"):
+    if on := last_value(argv, "--on"):
         return on
-    if _last_value(argv, "--backend") == "ray":
+    if last_value(argv, "--backend") == "ray":
         return "ray"
-    return "hosts" if _last_value(argv, "--hosts") else None
+    return "hosts" if last_value(argv, "--hosts") else None
 
 
 def read_request(argv: Sequence[str]) -> Request | None:
     """Parse a command line into a request; None if it names no target."""
-    is_for_ray = _last_value(argv, "--backend") == "ray"
+    is_for_ray = last_value(argv, "--backend") == "ray"
     if not is_for_ray and not any(w.partition("=")[0] in _ASKS_FOR_A_TARGET for w in argv):
         return None
-    argv = [*_from_file(_last_value(argv, "--launch-file")), *argv]
-    on = _last_value(argv, "--on") or ("ray" if is_for_ray else None)
+    argv = [*_from_file(last_value(argv, "--launch-file")), *argv]
+    on = last_value(argv, "--on") or ("ray" if is_for_ray else None)
     name = on or "hosts"
     parser, of_target = _parser(target_type(name) if name in TARGETS.names else None)
     # after the script, target flags count only with --on: --hosts may be the script's own flag
@@ -76,11 +84,11 @@ def read_request(argv: Sequence[str]) -> Request | None:
     if not given & {"--on", "--hosts"}:
         return None
     kind = target_type(name)
-    args = _parsed(parser, command)
+    args = parse_flags(parser, command.launcher_args)
     target, job = with_options(kind, vars(args)), _job(args, command, of_target)
     if isinstance(target, FillsIn):
         job = target.fill_in(job, given)
-    return Request(target, job, args.dry_run, args.wait)
+    return Request(target, job, args.dry_run, args.wait, command.passed_flags)
 
 
 def read_command(argv: Sequence[str]) -> Command:
@@ -107,15 +115,6 @@ def _parser(kind: type[Any] | None) -> tuple[argparse.ArgumentParser, set[str]]:
     return parser, set(parser._option_string_actions) - before  # noqa: SLF001
 
 
-def _parsed(parser: argparse.ArgumentParser, command: Command) -> argparse.Namespace:
-    def refuse(message: str) -> None:
-        where, _, rule = message.removeprefix("argument ").partition(": ")
-        raise ConfigError([Problem(where, rule, "drivetrain train --help", has_value=False)])
-
-    parser.error = refuse  # type: ignore[assignment, method-assign]
-    return parser.parse_args(list(command.launcher_args))
-
-
 def _job(args: argparse.Namespace, command: Command, of_target: set[str]) -> Job:
     num_nodes, max_nodes = _nodes(args.nnodes or "1")
     stem = command.script.rpartition(".")[2] if command.is_module else Path(command.script).stem
@@ -133,8 +132,7 @@ def _job(args: argparse.Namespace, command: Command, of_target: set[str]) -> Job
         working_dir=str(Path.cwd()),
         num_nodes=num_nodes,
         max_nodes=max_nodes,
-        processes_per_node=_count("--nproc-per-node", args.nproc_per_node)
-        or max(1, args.gpus_per_node),
+        processes_per_node=_processes(args.nproc_per_node) or max(1, args.gpus_per_node),
         gpus_per_node=args.gpus_per_node,
         time_limit_s=None if args.time is None else seconds_of(args.time),
         grace_s=args.grace_period,
@@ -158,17 +156,16 @@ def _owner(run_dir: str) -> str:
 
 def _nodes(text: str) -> tuple[int, int]:
     fewest, _, most = text.partition(":")
-    low = _count("--nnodes", fewest)
-    return low, _count("--nnodes", most) if most else low
+    return int(fewest), int(most or fewest)
 
 
-def _count(where: str, text: str | None) -> int:
+def _processes(text: str | None) -> int:
+    """Return a number of processes: kinds of device (gpu) are known on the nodes only."""
     if text is None:
         return 0
-    if not text.isdigit() or int(text) < 1:
-        raise ConfigError(
-            [Problem(where, "must be a whole number, at least 1", f"{where} 2", text)]
-        )
+    if not text.isdigit():
+        rule = "must be a whole number, at least 1, for a target"
+        raise ConfigError([Problem("--nproc-per-node", rule, "--nproc-per-node 2", text)])
     return int(text)
 
 
@@ -179,16 +176,6 @@ def _variable(text: str) -> tuple[str, str]:
         rule = "this variable is not set here"
         raise ConfigError([Problem("--env", rule, f"--env {name}=VALUE", name)])
     return name, value if has_value else os.environ[name]
-
-
-def _last_value(argv: Sequence[str], flag: str) -> str | None:
-    found = None
-    for word, following in zip(argv, (*argv[1:], ""), strict=False):
-        if word == flag:
-            found = following
-        elif word.startswith(f"{flag}="):
-            found = word.partition("=")[2]
-    return found
 
 
 def _from_file(path: str | None) -> Iterator[str]:

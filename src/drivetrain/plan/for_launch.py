@@ -41,6 +41,7 @@ def plan_for_command(argv: Sequence[str], said: str) -> Plan:
         config.global_batch_size,
         precisions=(config.precision.dtype,),
         strategies=proposed(needs_packages=False),
+        configs_micro_batch_size=config.micro_batch_size,
     )
     plan = make_plan(Profiler(found.subject), cluster, question)
     show(plan, Console(file=sys.stderr, highlight=False, soft_wrap=True), top=3)

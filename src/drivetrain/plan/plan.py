@@ -171,6 +171,8 @@ class Plan:
     """Time to trace the model in every way that was considered."""
     seconds_to_search: float
     """Time for everything else: estimates, ranking, reasons."""
+    notes: tuple[str, ...] = ()
+    """What the best plan changes besides memory and speed."""
 
     @property
     def best(self) -> Estimate | None:
@@ -188,6 +190,7 @@ class Plan:
             "why": self.why,
             "why_not": dict(self.why_not),
             "would_change_it": list(self.changes),
+            "notes": list(self.notes),
             "nearest_misses": [estimate_dict(one) for one in self.nearest_misses[:3]],
             "num_considered": self.num_considered,
             "seconds_to_profile": self.seconds_to_profile,
@@ -221,7 +224,20 @@ def make_plan(profiler: Profiler, cluster: Cluster, question: Question) -> Plan:
         num_considered=answer.num_considered,
         seconds_to_profile=profiled,
         seconds_to_search=time.perf_counter() - began - profiled,
+        notes=_on_micro_batch(profiler, answer, question),
     )
+
+
+def _on_micro_batch(profiler: Profiler, answer: Answer, question: Question) -> tuple[str, ...]:
+    """Say that the best plan has another micro-batch size than the config, and what it changes."""
+    said = question.configs_micro_batch_size
+    planned = answer.fitting[0].candidate.micro_batch_size if answer.fitting else said
+    if said in ("auto", planned):
+        return ()
+    note = f"micro_batch_size={planned} instead of the config's {said}"
+    if profiler.per_micro_batch:
+        note += f": {' and '.join(profiler.per_micro_batch)} depend on it, so the numbers change"
+    return (note,)
 
 
 def estimate_dict(one: Estimate) -> dict[str, Any]:

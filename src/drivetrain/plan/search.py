@@ -48,6 +48,8 @@ class Question:
     recomputes: tuple[Recompute, ...] = ("none", "selective", "full")
     micro_batch_size: int | None = None
     """Consider only this size."""
+    configs_micro_batch_size: int | Literal["auto"] = "auto"
+    """What the config sets; the plan says so if it has another size."""
     max_cp: int = 1
     max_pp: int = 64
     steps: int | None = None

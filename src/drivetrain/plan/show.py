@@ -100,6 +100,7 @@ def _reasons(plan: Plan) -> Iterator[str]:
         money = "" if cost is None else f", ${cost * plan.question.steps:,.0f}"
         yield f"{plan.question.steps:,} steps: {readable_duration(took)}{money}"
     words = " ".join(f"{key}={value}" for key, value in best.candidate.settings().items())
+    yield from plan.notes
     yield f"to run it: {words}"
 
 

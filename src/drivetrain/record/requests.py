@@ -7,10 +7,14 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from drivetrain.cluster.environments import detect
+from drivetrain.record.plain_run import is_plain
 
 # ProfileRequest: sent by `drivetrain profile` to the ranks in an environment variable.
 
@@ -56,12 +60,16 @@ class ProfileRequest:
 # StopRequest: a request to end the run soon, such as a scheduler's signal seconds before the kill.
 #
 # SIGTERM (Kubernetes, Slurm's preemption) and SIGUSR1 (Slurm's `--signal`) only set a flag; the
-# loop checks it between steps. A second SIGTERM ends the process at once. `ask_to_stop` does the
-# same for a script that runs in a thread, which signals do not reach (Ray).
+# loop checks it between steps. A second SIGTERM ends the process at once. In a plain
+# `python script.py`, SIGINT (Ctrl-C) does the same. `ask_to_stop` is for a script that runs in a
+# thread, which signals do not reach (Ray).
 
 _SAME_REQUEST_S = 5.0
 """Signals within this time are one request: both scheduler and supervisor send them."""
+_SAME_CTRL_C_S = 0.5
+"""SIGINTs within this time are one Ctrl-C: the terminal and a wrapper (torchrun, uv) send it."""
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_HEARD = b"Ctrl-C: the run will save and stop; press it again to end at once\n"
 _listening: list[StopRequest] = []
 
 
@@ -79,12 +87,20 @@ class StopRequest:
         """The signal's name, or the name of the requester."""
         self._at_s = 0.0
         self._before: dict[signal.Signals, Any] = {}
+        self._says_so_in = 0
+        """Process that says that it has noticed Ctrl-C; its data workers notice it as well."""
 
     def listen(self) -> None:
         """Start listening; signals are handled only in the main thread, as Python requires."""
         _listening.append(self)
-        if threading.current_thread() is threading.main_thread():
-            self._before = {each: signal.signal(each, self._note) for each in SIGNALS}
+        if threading.current_thread() is not threading.main_thread():
+            return
+        numbers: tuple[signal.Signals, ...] = SIGNALS
+        # otherwise Ctrl-C belongs to the script, or to what runs it
+        if is_plain() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            numbers += (signal.SIGINT,)
+            self._says_so_in = os.getpid() if detect().is_main else 0
+        self._before = {each: signal.signal(each, self._note) for each in numbers}
 
     def close(self) -> None:
         if self in _listening:
@@ -93,9 +109,19 @@ class StopRequest:
             signal.signal(each, handler)
         self._before = {}
 
+    def pass_on_ctrl_c(self) -> None:
+        """Interrupt the script if Ctrl-C came too late to stop its run. Call after `close`."""
+        if self.received == signal.SIGINT.name:
+            signal.raise_signal(signal.SIGINT)
+
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         now_s = time.monotonic()
         if self.received is None:
             self.received, self._at_s = signal.Signals(number).name, now_s
+            if number == signal.SIGINT and self._says_so_in == os.getpid():
+                with suppress(OSError):
+                    os.write(2, _HEARD)  # sys.stderr may be in the middle of a write
+        elif number == signal.SIGINT and now_s - self._at_s > _SAME_CTRL_C_S:
+            raise KeyboardInterrupt
         elif number == signal.SIGTERM and now_s - self._at_s > _SAME_REQUEST_S:
             raise SystemExit(128 + number)

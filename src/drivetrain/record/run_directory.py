@@ -138,7 +138,7 @@ class RunDirectory:
         _write_json(self.attempt(number) / "start.json", facts)
 
     def end_attempt(self, number: int, facts: Mapping[str, Any]) -> None:
-        """Record how it ended; done by the supervisor, since the worker may be dead."""
+        """Record how it ended; done by the supervisor, if there is one: the worker may be dead."""
         _write_json(self.attempt(number) / "end.json", facts)
 
     def close_attempt(self, number: int, facts: Mapping[str, Any]) -> None:
@@ -200,11 +200,16 @@ class AttemptRecord:
     """Empty while it is alive, or if no process was left to write it."""
 
 
+def config_so_far(path: Path | None) -> dict[str, Any]:
+    """Return the config of earlier attempts; empty if there are none."""
+    if path is None or not (path / "run.yaml").is_file():
+        return {}
+    return RunDirectory(path).config()
+
+
 def micro_batch_so_far(path: Path | None) -> int | None:
     """Return the micro-batch size of earlier attempts: a different size changes the numbers."""
-    if path is None or not (path / "run.yaml").is_file():
-        return None
-    size = RunDirectory(path).config().get("micro_batch_size")
+    size = config_so_far(path).get("micro_batch_size")
     return size if isinstance(size, int) else None
 
 

@@ -7,10 +7,10 @@ doing. The supervisor reads the pages; neither side waits for the other.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
-import sys
 import time
 from dataclasses import dataclass
 from enum import IntEnum
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from drivetrain.core.files import write_whole
+from drivetrain.core.processes import is_interactive
 
 SESSION = "DRIVETRAIN_SESSION"
 RUN_DIR = "DRIVETRAIN_RUN_DIR"
@@ -30,6 +31,8 @@ COMMAND_S = "DRIVETRAIN_COMMAND_S"
 LAUNCHED_S = "DRIVETRAIN_LAUNCHED_S"
 """When the supervisor started the ranks of this attempt."""
 TRAINS = "trains"
+ATTEMPT, LAST_ATTEMPT = "attempt", "last-attempt"
+"""The number of the attempt that the ranks have opened, and of the one before they were started."""
 _PAGE = struct.Struct("<qqqqqq")
 """step, phase, process id, time in ns, the slowest recent step in ns, whether it compiles"""
 _FADING = 0.99
@@ -152,19 +155,35 @@ def next_run_directory() -> tuple[Path | None, int]:
     return settled_directory(number), number
 
 
+def is_first_run() -> bool:
+    """True unless this script has begun more than one run."""
+    return _opened <= 1
+
+
 def beginnings() -> dict[str, float]:
     """Return when the command began, and when this attempt's processes were started.
 
     A run that is not the script's first, or is in a notebook, began with its own fit().
     """
     now_s = time.time()
-    if _opened > 1 or hasattr(sys, "ps1") or "ipykernel" in sys.modules:
+    if _opened > 1 or is_interactive():
         return {"command_s": now_s, "launched_s": now_s}
     launched_s = float(os.environ.get(LAUNCHED_S) or process_began_s())
     return {
         "command_s": float(os.environ.get(COMMAND_S) or launched_s),
         "launched_s": launched_s,
     }
+
+
+def launcher_of(environment: str) -> str:
+    """Return who started this process; `environment` names only whose variables it has."""
+    if environment == "single process":
+        return "none (one process)"
+    if environment == "torchrun" and SESSION in os.environ:
+        return "drivetrain train"
+    if environment == "torchrun" and "TORCHELASTIC_RUN_ID" not in os.environ:
+        return "environment variables (RANK, WORLD_SIZE)"
+    return environment
 
 
 def process_began_s() -> float:
@@ -191,8 +210,13 @@ def settled_directory(number: int) -> Path | None:
     session = os.environ.get(SESSION)
     if session is None:
         return None
+    return run_directory_in(Path(session), number)
+
+
+def run_directory_in(session: Path, number: int = 0) -> Path | None:
+    """Return the directory of a script's n-th run, if it has begun."""
     try:
-        return Path((Path(session) / f"run-{number}").read_text())
+        return Path((session / f"run-{number}").read_text())
     except OSError:
         return None
 
@@ -208,7 +232,13 @@ def remember_attempt(number: int) -> None:
     """Tell the supervisor the attempt's number, so that it can record how it ends."""
     session = os.environ.get(SESSION)
     if session is not None:
-        (Path(session) / "attempt").write_text(str(number))
+        (Path(session) / ATTEMPT).write_text(str(number))
+
+
+def forget_attempt(session: Path) -> None:
+    """Set aside the last attempt's number: ranks that start have not opened an attempt yet."""
+    with contextlib.suppress(FileNotFoundError):
+        (session / ATTEMPT).rename(session / LAST_ATTEMPT)
 
 
 def remember_directory(number: int, path: Path) -> None:

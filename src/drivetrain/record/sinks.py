@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
 from drivetrain.core.files import write_whole
-from drivetrain.core.requirements import require
+from drivetrain.core.requirements import install_command, require
 from drivetrain.record.run_directory import RunDirectory
 
 Scalars = tuple[int, float, dict[str, float]]
@@ -74,7 +74,7 @@ def choose_sinks() -> tuple[tuple[str, ...], str]:
     """Return the default sinks, and the reason for them."""
     if importlib.util.find_spec("tensorboard") is not None:
         return ("tensorboard",), "tensorboard is installed"
-    return (), "tensorboard is not installed (pip install 'drivetrain[tensorboard]')"
+    return (), f"tensorboard is not installed ({install_command('tensorboard')})"
 
 
 def make_sink(name: str, directory: RunDirectory) -> Sink:

@@ -87,8 +87,9 @@ def rehearse_fit(
         assembly.engine.meter = _Unread(world, counts=spread.counts)
         spread.expects_all = False  # _Watch finds missing gradients and their lines
         gc.collect()  # frees the whole model, of which this rank keeps a part
-        seen.weights, seen.notes = _weight_bytes(assembly.engine.model), assembly.notes
-        seen.batches = assembly.feed.plan
+        seen.weights, seen.batches = _weight_bytes(assembly.engine.model), assembly.feed.plan
+        idle = f"warning: {seen.batches.idle_warning}"  # which is a finding of the rehearsal
+        seen.notes = tuple(note for note in assembly.notes if note != idle)
         tensors.memory.watch(world.device_memory_bytes)
         watch = _Watch(trainer, tensors, seen, lines)
         watch("on_setup")  # later hooks may need what it creates, which also takes memory
@@ -161,7 +162,7 @@ def _loop(task: Task, assembly: Assembly, tensors: FakeTensorDispatch, notify: _
         evaluate_every=None,
         evaluate=None,
         report=_ignore,
-        logged=LoggedSteps.of(config, History(), _say_nothing),
+        logged=LoggedSteps.of(assembly, History(), _say_nothing),
         saver=_SavesNothing(),  # type: ignore[arg-type]  # nor is saving
         at=Position(),
     )

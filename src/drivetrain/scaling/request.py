@@ -10,21 +10,23 @@ from statistics import median
 from typing import Any
 
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.requirements import install_command
 from drivetrain.core.statistics import MedianInterval, paired_ratio, ratio_of_medians
 
 MODES = ("weak", "strong")
 STRATEGIES = ("ddp", "fsdp")
 """Strategies for which torch has an engine. Other libraries are compared with the first."""
-OTHERS = {
-    "horovod": "`make horovod` builds and installs it",
-    "ray": "pip install 'drivetrain[ray]'",
-}
-"""Libraries that can take turns with ours, by module, and how to install them."""
+OTHERS = ("horovod", "ray")
+"""Libraries that can take turns with ours, by module."""
 LEAST_BATCH = 8
 LOSS_STEPS = 10
 """Steps whose losses are compared with those of one process on the whole batch."""
 LOSS_TOLERANCE = 1e-5
 """Relative. Ranks sum in a different order than one process, and fp32 has seven digits."""
+
+
+def how_to_install(other: str) -> str:
+    return install_command("ray") if other == "ray" else "`make horovod` builds and installs it"
 
 
 @dataclass(frozen=True)

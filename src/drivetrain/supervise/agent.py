@@ -24,10 +24,12 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 
-from drivetrain.record.session import NODE_SESSION, Phase
+from drivetrain.diagnose.stacks import parse_stacks
+from drivetrain.record.session import NODE_SESSION, Phase, run_directory_in
 from drivetrain.supervise.attempt import NodeAttempt
 from drivetrain.supervise.failures.attempt_report import write_end
 from drivetrain.supervise.failures.failure import RankFailure, was_aborted
+from drivetrain.supervise.failures.rank_dump import RankDump
 from drivetrain.supervise.failures.reporting import (
     lost_replica,
     paragraph,
@@ -43,7 +45,7 @@ from drivetrain.supervise.processes.node import Node, WarmProcess
 from drivetrain.supervise.rendezvous.group import Group, JoinResult, Others
 from drivetrain.supervise.requests import Interrupted, Requests
 from drivetrain.supervise.settings import Settings
-from drivetrain.supervise.stall import Stall, StallWatch
+from drivetrain.supervise.stall import Stall, StallWatch, hang_place
 from drivetrain.supervise.starting import Logs, Starter
 
 _TICK_S = 0.1
@@ -218,8 +220,11 @@ class Supervisor(SimpleElasticAgent):
         if self._settings.live and self._machine.state is MachineState.RUNNING:
             self._node.workers[stall.local_rank].kill()  # its exit is handled in the next iteration
             return
-        rank = self._attempt.global_rank(stall.local_rank)
-        self._end(End(EndKind.STALLED, self._attempt.step()), detail=f"rank {rank}: {stall}")
+        rank, is_running = self._attempt.global_rank(stall.local_rank), not self._machine.asked_by
+        dumps = self._attempt.collect_dumps(asking=is_running)
+        place = hang_place({rank: parse_stacks(dump.stacks) for rank, dump in dumps.items()})
+        end = End(EndKind.STALLED, self._attempt.step(), fault=place)
+        self._end(end, detail=f"rank {rank}: {stall}", dumps=dumps)
 
     def _waits_in_vain(self, codes: Mapping[int, int]) -> bool:
         """For a script that reports no steps: detect ranks that only wait for each other."""
@@ -247,18 +252,27 @@ class Supervisor(SimpleElasticAgent):
 
     # ── transitions ──────────────────────────────────────────────────────────────────────────
 
-    def _end(self, end: End, failures: Sequence[RankFailure] = (), detail: str = "") -> None:
-        """End this node's attempt: decide what to do, report it, record it, do it."""
+    def _end(
+        self,
+        end: End,
+        failures: Sequence[RankFailure] = (),
+        detail: str = "",
+        dumps: Mapping[int, RankDump] | None = None,
+    ) -> None:
+        """End this node's attempt: decide what to do, report it, record it, do it.
+
+        `dumps` are those of the ranks, if they have already been collected.
+        """
         actions = self._machine.ended(end)
-        told = self._attempt.collect_dumps(
-            asking=Action.DUMP_STACKS in actions or was_aborted(failures)
-        )
+        if dumps is None:
+            asking = Action.DUMP_STACKS in actions or was_aborted(failures)
+            dumps = self._attempt.collect_dumps(asking=asking)
         why, restarts = self._machine.why, Action.JOIN in actions
         account = self._attempt.account(end, failures, detail, why=why, restarts=restarts)
-        finding = write_down(self._session, account, told)
+        finding = write_down(self._session, account, dumps)
         sys.stdout.flush()
         if self._machine.asked_by:
-            say(stopped(end, self._machine.asked_by))
+            say(stopped(end, self._machine.asked_by, run_directory_in(self._session)))
         elif end.kind is not EndKind.FINISHED:
             said = paragraph(account)
             say(with_verdict(said, finding, is_written_down=end.trains))

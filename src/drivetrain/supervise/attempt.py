@@ -20,6 +20,7 @@ from drivetrain.supervise.failures.rank_dump import RankDump
 from drivetrain.supervise.policy import End
 from drivetrain.supervise.processes.node import Node
 from drivetrain.supervise.resources import ResourceWatch, processor_s
+from drivetrain.supervise.script import imports_drivetrain
 from drivetrain.supervise.stall import IdleWatch, Patience, is_deadlock
 
 _SAYING_WHY_S = 0.1
@@ -99,7 +100,10 @@ class NodeAttempt:
         return codes
 
     def classify(self, failures: Sequence[RankFailure]) -> End:
-        return classify(failures, self.pages(), trains=self.trains, has_peers=self.has_peers)
+        """Classify the end; for ranks killed before they could report that they train, too."""
+        was_killed = root_cause(failures).was_killed_from_outside
+        trains = self.trains or (was_killed and imports_drivetrain(self._node.command))
+        return classify(failures, self.pages(), trains=trains, has_peers=self.has_peers)
 
     def collect_dumps(self, *, asking: bool) -> dict[int, RankDump]:
         """The dumps of failed ranks, by global rank; `asking` adds those of the live ranks."""
@@ -130,6 +134,7 @@ class NodeAttempt:
             ranks=tuple(worker.global_rank for worker in self.group.workers),
             resources={self.global_rank(local): facts for local, facts in resources.items()},
             whole=whole_traceback(self._session, failures),
+            has_begun=self.trains,
             is_unsaved=restarts and is_unsaved(self._session),
         )
 

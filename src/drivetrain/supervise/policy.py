@@ -15,6 +15,10 @@ from enum import Enum
 # environment, NaN or infinite loss; replicas that differ, as the last checkpoint may contain the
 # difference; and a last step that cannot be saved, as the lost steps would be trained in vain.
 _HOPELESS = frozenset({2, 3, 4, 6, 7, 8})
+ONLY_FROM_THE_START = (
+    "no rank had called Trainer.fit or prepare, so the script could only start over"
+)
+_NOT_FROM_THE_START = f"{ONLY_FROM_THE_START}; --max-restarts N allows that"
 PREEMPTED_CODE = 75
 STALE_CODE = 77
 
@@ -41,11 +45,15 @@ class End:
     """Last finished step, or that of the checkpoint it resumed from; 0 if there was none."""
     exit_code: int = 1
     trains: bool = True
-    """Whether the script trains with Drivetrain, and so can resume from a checkpoint."""
+    """Whether the script trains with Drivetrain, and so can resume from a checkpoint.
+
+    Of a rank that was killed before it could report that, the script's imports decide.
+    """
     by_signal: bool = False
     """Whether the first rank to fail was killed by a signal, not ended by its own error."""
     fault: str = ""
-    """The error in the code and its location; empty for an error that may be transient."""
+    """The error in the code and its location, or the line at which each rank hangs; empty for an
+    error that may be transient."""
 
     @property
     def where(self) -> str:
@@ -63,6 +71,7 @@ class Budgets:
     failures: int = 100
     preemptions: int = 1000
     start_ups: int = 3
+    """Of these, only the ones since the last progress count."""
     same_step: int = 3
     """This many consecutive failures at one step are a crash loop."""
     restarts_anything: bool = False
@@ -96,14 +105,15 @@ def decide(end: End, history: Sequence[End], budgets: Budgets) -> Decision:
 
 def _after_failure(end: End, history: Sequence[End], budgets: Budgets) -> Decision:
     if not budgets.restarts_anything and not _may_help(end, history):
-        return Decision(False)
+        could_only_start_over = end.by_signal and not end.trains
+        return Decision(False, _NOT_FROM_THE_START if could_only_start_over else "")
     if _is_same_mistake(end, history) and not budgets.restarts_anything:
-        why = f"the same error occurred twice {end.where} ({end.fault}); it would recur"
-        return Decision(False, why)
+        return Decision(False, _why_it_would_recur(end))
     if not end.trains:
         return _within(end, history, budgets.failures, "failures")
     if end.kind is EndKind.START_UP:
-        return _within(end, history, budgets.start_ups, "failures before the first step")
+        recent = _since_progress(history)
+        return _within(end, recent, budgets.start_ups, "failures before the first step")
     if _in_a_row(end, history) >= budgets.same_step:
         return Decision(
             False,
@@ -113,8 +123,23 @@ def _after_failure(end: End, history: Sequence[End], budgets: Budgets) -> Decisi
     return _within(end, history, budgets.failures, "failures")
 
 
+def _why_it_would_recur(end: End) -> str:
+    if end.kind is EndKind.STALLED:
+        return (
+            f"it hung twice {end.where} at the same place ({end.fault}); it would hang again. If "
+            "that line is only slow, raise --stall-timeout and --slow-timeout"
+        )
+    return f"the same error occurred twice {end.where} ({end.fault}); it would recur"
+
+
+def _since_progress(history: Sequence[End]) -> Sequence[End]:
+    """Return the ends from the first one that had reached the furthest step."""
+    furthest = max((end.step for end in history), default=0)
+    return [*itertools.dropwhile(lambda end: end.step < furthest, history)]
+
+
 def _is_same_mistake(end: End, history: Sequence[End]) -> bool:
-    """True if the previous failure was the same error, in the same line, at the same step.
+    """True if the previous failure was the same error or hang, in the same line, at the same step.
 
     A step has the same samples and random numbers each time, so a bug has the same effect.
     """

@@ -1,10 +1,11 @@
-"""StallWatch and IdleWatch: tell a hung rank from a slow one."""
+"""StallWatch and IdleWatch: tell a hung rank from a slow one, and where it hangs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from drivetrain.diagnose.finding import listed
 from drivetrain.diagnose.stacks import Stacks
 from drivetrain.record.session import Phase, RankProgress
 
@@ -133,6 +134,18 @@ def is_deadlock(
         return False
     is_certain = all(waiting) and not has_peers
     return idle_s > (patience.stepping_s if is_certain else patience.otherwise_s)
+
+
+def hang_place(stacks: Mapping[int, Stacks | None]) -> str:
+    """Return the line at which each rank hangs; empty if that of one of them is not known."""
+    places: dict[str, list[int]] = {}
+    for rank, each in sorted(stacks.items()):
+        if each is None or each.main is None or not each.main.frames:
+            return ""
+        inner, users = each.main.frames[0], each.main.user_frame
+        place = f"{inner}, from {users}" if users not in (None, inner) else str(inner)
+        places.setdefault(place, []).append(rank)
+    return "; ".join(f"{listed(ranks)} at {place}" for place, ranks in places.items())
 
 
 def _waits(stacks: Stacks) -> bool:

@@ -23,9 +23,7 @@ from drivetrain.train.engine import Engine
 from drivetrain.train.host_memory import give_back_freed
 from drivetrain.train.local_engine import engine_for
 from drivetrain.train.numerics.float8 import use_float8
-from drivetrain.train.optimization.build import learning_rate, make_optimizer
 from drivetrain.train.setup.choices import (
-    check_optimizer_keys,
     check_schedule,
     choose_schedule,
     fill_in,
@@ -42,6 +40,7 @@ from drivetrain.train.setup.model import (
     share_batch_norms,
     spread_model,
 )
+from drivetrain.train.setup.optimizer import set_up_optimizer
 from drivetrain.train.task import Task
 
 
@@ -66,6 +65,8 @@ class Assembly:
     """The task's tokenizer."""
     weight_bytes: int = 0
     """Size of the whole model's parameters."""
+    has_own_optimizer: bool = False
+    """Whether the script makes the optimizer, without reading the config's learning rate."""
 
     @property
     def config(self) -> RunConfig:
@@ -100,8 +101,7 @@ def assemble(
     plan = BatchPlan(config.global_batch_size, micro_batch_size, world.layout.dp, length)
     feed = make_feed(source, plan, world, config)
     total_steps = total_steps_of(config, plan)
-    check_optimizer_keys(task, resolved)
-    resolved = choose_schedule(task, resolved)
+    resolved, warnings = choose_schedule(task, resolved)
     config = resolved.config
     check_schedule(config, total_steps)
     if task.adapter is not None:
@@ -119,10 +119,11 @@ def assemble(
     sharers = share_batch_norms(new.model, world, config, notes)
     load = expert_load(new.model, world, config, notes) if is_own_world else None
     spread = spread_model(task, new, strategy, world, config, source, plan)
-    optimizer, terms = make_optimizer(task, spread, config)
-    rate = learning_rate(task, config, optimizer, total_steps)
-    made |= terms | rate.terms
-    engine = engine_for(config, world, spread, optimizer, rate, total_steps)
+    optimizing = set_up_optimizer(task, resolved, spread, total_steps)
+    resolved = optimizing.resolved
+    notes += warnings + optimizing.warnings
+    made |= optimizing.terms
+    engine = engine_for(config, world, spread, optimizing.optimizer, optimizing.rate, total_steps)
     if sharers is not None:
         keep_in_step(engine, sharers, config)
     count_load(engine, load, config)
@@ -144,6 +145,7 @@ def assemble(
         unread=new.unread,
         tokenizer=task.tokenizer,
         weight_bytes=weight_bytes,
+        has_own_optimizer=optimizing.sets_own_rate,
     )
 
 

@@ -17,11 +17,13 @@ from drivetrain.checkpoint.checkpointer import versions
 from drivetrain.core.redaction import clean_text
 from drivetrain.data.evaluation import EvaluationFeed
 from drivetrain.parallel.model import Choice
+from drivetrain.record.plain_run import StoppedScript
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import (
     Phase,
     beginnings,
+    launcher_of,
     next_run_directory,
     remember_attempt,
     remember_directory,
@@ -72,6 +74,8 @@ class Attempt:
             raise
         except BaseException as error:
             self._failed(clean_text(repr(error)))
+            if isinstance(error, StoppedScript) and self.assembly.world.is_main:
+                self._record_stop(error)
             raise
         finally:
             self.saver.close()
@@ -115,6 +119,18 @@ class Attempt:
 
     def _failed(self, why: str) -> None:
         self.recorder.instant("run_failed", error=why, step=self.saver.at.step)
+
+    def _record_stop(self, error: StoppedScript) -> None:
+        """Record how the attempt ended, which is otherwise up to the supervisor."""
+        end = {
+            "kind": "preempted",
+            "step": self.saver.at.step,
+            "host": socket.gethostname(),
+            "time_s": time.time(),
+            "detail": clean_text(str(error)),
+            "restarts": False,
+        }
+        self.directory.end_attempt(self.number, end)
 
     def add_evaluations(self, found: Sequence[tuple[str, EvaluationResult, int | None]]) -> None:
         """Record evaluations that were made after the attempt's end."""
@@ -170,6 +186,7 @@ def open_attempt(
                     "checkpoint export` will write only the weights"
                 )
         yield Attempt(assembly, history, directory, config, recorder, reporter, saver)
+    saver.pass_on_ctrl_c()
 
 
 def _open_directory(assembly: Assembly) -> RunDirectory:
@@ -213,7 +230,7 @@ def _facts(assembly: Assembly) -> dict[str, Any]:
         **beginnings(),
         "started_s": time.time(),
         "host": socket.gethostname(),
-        "environment": identity.environment,
+        "launcher": launcher_of(identity.environment),
         "world_size": identity.world_size,
         "total_steps": assembly.total_steps,
         "layout": str(assembly.world.layout),

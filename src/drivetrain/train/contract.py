@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -28,6 +29,9 @@ from drivetrain.train.weights.recording import sample
 _HOW_GONE_THROUGH = {"params", "param_names", "foreach", "fused", "capturable", "differentiable"}
 """Keys of an optimizer's groups that change results by rounding at most."""
 
+
+_NO_TERMS = {"adamw_implementation", "optimizer"}
+"""Keys that are not compared: the optimizer's class is a separate term, whoever built it."""
 
 _MOST_TOLD = 3
 
@@ -142,8 +146,13 @@ def _described(model: nn.Module) -> dict[str, str]:
     }
 
 
-def optimizer_terms(optimizer: torch.optim.Optimizer, factory: OptimizerFactory) -> dict[str, Any]:
-    """Return the optimizer's class, and its settings if the user built it."""
+def optimizer_terms(
+    optimizer: torch.optim.Optimizer, factory: OptimizerFactory, unread: Collection[str]
+) -> dict[str, Any]:
+    """Return the optimizer's class, and its settings if the user built it.
+
+    The config's keys that it did not read are not compared.
+    """
     groups = optimizer.param_groups
     terms: dict[str, Any] = {"optimizer.class": kind_of(optimizer)}
     if factory is not from_config:  # the settings and groups of from_config are in the config
@@ -152,6 +161,7 @@ def optimizer_terms(optimizer: torch.optim.Optimizer, factory: OptimizerFactory)
         for key in keys:
             values = [group.get(key) for group in groups]
             terms[f"optimizer.{key}"] = values[0] if len(values) == 1 else values
+    terms |= {f"optimization.{key}": None for key in unread if key not in _NO_TERMS}
     return terms
 
 
@@ -180,8 +190,7 @@ def agree_on(contract: Contract, world: World) -> None:
 
 def _of_config(config: RunConfig) -> dict[str, Any]:
     said = config.optimization
-    # the optimizer's class is a separate term, whoever built it
-    optimization = said.model_dump(mode="json", exclude={"adamw_implementation", "optimizer"})
+    optimization = said.model_dump(mode="json", exclude=_NO_TERMS)
     if not said.weight_decay:  # the key has no effect then
         optimization["decay_norms_and_biases"] = None
     if said.optimizer == "adamw":

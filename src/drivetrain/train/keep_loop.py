@@ -52,6 +52,7 @@ from drivetrain.train.setup.model import Prebuilt
 from drivetrain.train.several.optimizers import as_one
 from drivetrain.train.task import Loss, LossAndParts, MetricsFunction, Task, Total, split
 from drivetrain.train.watch.non_finite import has_whole_loss_on_host
+from drivetrain.train.watch.remedies import change_settings, for_any_cause
 
 
 def prepare(
@@ -315,8 +316,8 @@ class KeptLoop(OwnRecords, OwnWeights):
         if not math.isfinite(value):
             raise NonFiniteLoss(
                 f"train/loss = {value} at step {self._at.step + 1} on rank "
-                f"{self._engine.world.rank}: the loss is not finite; check the batch, lower "
-                "optimization.learning_rate or set optimization.max_grad_norm"
+                f"{self._engine.world.rank}: the loss is not finite; "
+                f"{for_any_cause(change_settings(self.assembly))}"
             )
 
     def step(self, name: str | None = None) -> None:
@@ -368,6 +369,8 @@ class KeptLoop(OwnRecords, OwnWeights):
         feeds = evaluation_feeds(validation_sources(val, config), world, config)
         task = replace(_TASK, metrics=metrics, summarize=summarize)
         self.assembly.page.note(Phase.EVALUATING)
+        if self._loop is not None and self._is_after_step:
+            self._loop.log()  # the step's line comes before its evaluation
         if self._attempt is None:
             result = self._evaluate_before(task, feeds)
         elif self._loop is None:

@@ -92,7 +92,7 @@ class Loop:
             evaluate_every=config.evaluation.every_steps,
             evaluate=evaluate,
             report=attempt.reporter.steps,
-            logged=LoggedSteps.of(config, attempt.history, attempt.reporter.say),
+            logged=LoggedSteps.of(assembly, attempt.history, attempt.reporter.say),
             saver=attempt.saver,
             at=attempt.saver.at,
             replay=Replay.of(config, assembly.engine.spread, assembly.world, attempt.reporter.say),

@@ -34,6 +34,7 @@ from drivetrain.train.saving.weights import FinalWeights
 from drivetrain.train.setup.feeds import evaluation_feed, evaluation_feeds, validation_sources
 from drivetrain.train.task import Task
 from drivetrain.train.watch.non_finite import NonFiniteWatch, has_whole_loss_on_host
+from drivetrain.train.watch.remedies import change_settings
 from drivetrain.train.watch.requested import requested_hooks
 
 
@@ -259,6 +260,7 @@ class Trainer(OwnRecords, OwnWeights):
             inner=assembly.engine.spread.inner,
             num_losses=lambda: assembly.engine.meter.num_losses,
             is_whole=not parallel.traits.shards and parallel.cp == 1,
+            settings=change_settings(assembly),
         )
         return watch.over(self.task)
 

@@ -159,7 +159,7 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
-        self.state = read_journal(folder, mend=True)
+        self.state = read_journal(folder, repair=True)
 
     def write(self, entry: Entry) -> None:
         """Append a line; it is on disk when this returns."""
@@ -174,8 +174,8 @@ class Journal:
             os.fsync(file.fileno())
 
 
-def read_journal(folder: Path, *, mend: bool = False, before: Look | None = None) -> State:
-    """Read the state of a study; `mend`: cut off an incomplete last line.
+def read_journal(folder: Path, *, repair: bool = False, before: Look | None = None) -> State:
+    """Read the state of a study; `repair`: cut off an incomplete last line.
 
     `before` is called with every entry and the state before it.
     """
@@ -197,6 +197,6 @@ def read_journal(folder: Path, *, mend: bool = False, before: Look | None = None
             raise DamagedRun(
                 f"{path}: line {number} is not an entry of a study ({reason})"
             ) from None
-    if mend and len(whole) < len(data):
+    if repair and len(whole) < len(data):
         os.truncate(path, len(whole))
     return state

@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from drivetrain.core.errors import (
     Problem,
     WorkerFailure,
 )
+from drivetrain.core.text import plain
 from drivetrain.launch import submission
 from drivetrain.launch.guardian import LOCK
 from drivetrain.launch.job import Job
@@ -60,6 +62,9 @@ VALUES = "DRIVETRAIN_TRIAL_VALUES"
 _BY_SIGNAL = 128
 """A shell's exit code for a process ended by signal n is this plus n."""
 
+
+_MOST_REASON = 300
+"""Characters of a reason."""
 
 _LOOK_S = 0.2
 _ASK_S, _ASK_EACH_S = 1.0, 0.1
@@ -174,7 +179,7 @@ class Runner:
         if is_killed and num_resumed < self.study.settings.max_restarts:
             return None
         outcome: Outcome = "not_finite" if code == NonFiniteLoss.exit_code else "failed"
-        reason = _reason(run_dir) or status.detail
+        reason = _reason(run_dir) or _last_line(self.study.run_dir(work.trial)) or status.detail
         return Ended(work.trial, work.rung, outcome, reason=reason)
 
     def _value(self, work: Work, run_dir: Path) -> Ended:
@@ -256,9 +261,21 @@ def _last_step(run_dir: Path) -> int:
 def _reason(run_dir: Path) -> str:
     """The reason that the run recorded; empty if it has no records."""
     try:
-        return status_of(open_run(run_dir), 0.0).reason[:300]
+        return status_of(open_run(run_dir), 0.0).reason[:_MOST_REASON]
     except DrivetrainError:
         return ""
+
+
+def _last_line(folder: Path) -> str:
+    """The last line that the job printed: the error of a run that was refused before it began."""
+    try:
+        made = submission.find(folder)
+        printed = () if made is None else made.logs(follow=False)
+        lines = (line.strip() for text in printed for line in text.splitlines())
+        last = deque(filter(None, lines), maxlen=1)
+    except (DrivetrainError, OSError):
+        return ""
+    return plain(last[0])[:_MOST_REASON] if last else ""
 
 
 def _first_failure(run_dir: Path) -> int | None:

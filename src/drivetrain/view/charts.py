@@ -412,8 +412,8 @@ def _row(attempt: AttemptView, index: int, num_rows: int, scale: Scale, run: Run
     right = scale.place(attempt.end_s - run.start_s)
     top, high = (index + 0.2) / num_rows, 0.6 / num_rows
     said = (
-        f"attempt {attempt.number}: {attempt.kind}, steps {attempt.first_step} to "
-        f"{attempt.last_step}, {duration_text(attempt.end_s - attempt.start_s)}"
+        f"attempt {attempt.number}: {attempt.kind}, steps: {attempt.steps}, "
+        f"{duration_text(attempt.end_s - attempt.start_s)}"
     )
     bar = box(left, top, max(right - left, 0.002), high, "attempt", said)
     end = box(max(right - 0.004, left), top, 0.004, high, css_of_kind(attempt.kind), attempt.what)

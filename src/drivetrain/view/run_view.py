@@ -32,6 +32,12 @@ class AttemptView:
     what: str
     """One sentence on how it ended."""
 
+    @property
+    def steps(self) -> str:
+        """Its steps: '51–100', or 'none'."""
+        made_any = self.first_step <= self.last_step
+        return f"{self.first_step:,}–{self.last_step:,}" if made_any else "none"
+
 
 @dataclass(frozen=True)
 class CheckpointView:

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from drivetrain.core.text import readable_rate
+from drivetrain.core.text import counted, readable_rate
+from drivetrain.diagnose.finding import Severity
 from drivetrain.view.palette import words
 from drivetrain.view.run_view import RunView
 from drivetrain.view.series import duration_text, number_text
@@ -71,22 +72,34 @@ def verdict(run: RunView) -> str:
 
 def _outcome(run: RunView) -> str:
     ranks = run.attempts[-1].num_ranks if run.attempts else 0
-    on = f" on {ranks:,} {_plural('rank', ranks)}" if ranks else ""
+    on = f" on {counted(ranks, 'rank')}" if ranks else ""
     took = duration_text(run.wall_s)
     of = f" of {run.total_steps:,}" if run.total_steps else ""
+    done = f"{run.step:,}{of} steps" if of else counted(run.step, "step")
     match run.state:
         case "finished":
-            return f"Finished {run.step:,}{of} steps{on} in {took}."
+            return f"Finished {done}{on} in {took}."
         case "running":
-            return f"Running{on}: {run.step:,}{of} steps after {took}."
+            return f"Running{on}: {done} after {took}."
         case "preempted":
             return f"Stopped and saved after step {run.step:,}{of}{on}; it can be resumed."
         case "restarting":
             return f"Restarting{on} after step {run.step:,}{of}, {took} into the run."
         case "quiet":
             return f"Nothing has been written for a while; last seen at step {run.step:,}{of}{on}."
-    last = run.attempts[-1].what if run.attempts else ""
-    return f"Ended as {run.state} after step {run.step:,}{of}{on}" + (f": {last}." if last else ".")
+    last = _reason(run)
+    ended = f"Ended as {run.state} after step {run.step:,}{of}{on}"
+    return as_sentence(f"{ended}: {last}" if last else ended)
+
+
+def _reason(run: RunView) -> str:
+    """Return why the last attempt ended; empty if the summary's finding says so."""
+    if not run.attempts:
+        return ""
+    last, worst = run.attempts[-1], next(iter(run.findings or ()), None)
+    if worst is not None and worst.severity is Severity.ERROR and worst.attempt == last.number:
+        return ""
+    return last.what
 
 
 def _failures(run: RunView) -> str:
@@ -121,6 +134,8 @@ def _loss(run: RunView) -> str:
     if loss.broken_steps.size:
         return f"The loss was not finite at step {loss.broken_steps[0]:,.0f}."
     first = float(loss.values[0])
+    if loss.last == first:
+        return f"The loss is {number_text(first)}, as at the start."
     moved = "fell" if loss.last < first else "rose"
     return f"The loss {moved} from {number_text(first)} to {number_text(loss.last)}."
 
@@ -130,7 +145,7 @@ def _findings(run: RunView) -> str:
         return ""
     worst = run.findings[0]
     more = len(run.findings) - 1
-    also = f" ({more} more {_plural('finding', more)} below)" if more else ""
+    also = f" ({counted(more, 'more finding')} below)" if more else ""
     return f"{as_sentence(worst.what).removesuffix('.')}{also}."
 
 
@@ -138,7 +153,3 @@ def as_sentence(words: str) -> str:
     """Capitalize the text and end it with a full stop."""
     ended = words if words.endswith((".", "!", "?")) else f"{words}."
     return ended[:1].upper() + ended[1:]
-
-
-def _plural(word: str, count: int) -> str:
-    return word if count == 1 else f"{word}s"

@@ -42,7 +42,7 @@ srun \
         --grace-period=120 \
         --stall-timeout=300 \
         --rdzv-id="$rdzv_id" \
-        examples/gpt.py --title 'it'"'"'s mine' '$HOME'
+        examples/gpt.py -- --title 'it'"'"'s mine' '$HOME'
 code=$?
 
 # 75: asked to stop, and saved. The same job resumes from there, unless it was cancelled meanwhile.

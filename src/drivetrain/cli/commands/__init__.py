@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.flags import values_of
+
 
 class Verbs(TyperGroup):
-    """Lists commands with the whole first sentence of their help; click cuts it to one line."""
+    """Lists commands with the whole first sentence of their help; click cuts it to one line.
+
+    An option's wrong value is refused as everywhere in Drivetrain, in one line with the value.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        argv = list(ctx.args)
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            problem = _wrong_value(error, argv)
+            if problem is None:
+                raise
+            raise ConfigError([problem]) from None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         listed = [(name, self.commands[name]) for name in self.list_commands(ctx)]
@@ -17,6 +35,29 @@ class Verbs(TyperGroup):
             formatter.write_dl(
                 [(name, verb.get_short_help_str(limit=1000)) for name, verb in listed]
             )
+
+
+_PLAIN_RULES = (
+    (re.compile("integer"), "must be a whole number"),
+    (re.compile("number|float"), "must be a number"),
+    (re.compile(r"(?:greater than or equal to|range x>=) ?([\d.e-]+)"), r"must be at least \1"),
+)
+"""typer's messages, which differ between its versions, and the same in few words."""
+
+
+def _wrong_value(error: typer.BadParameter, argv: Sequence[str]) -> Problem | None:
+    """Return the problem that an error is about; None if no option with a value is."""
+    options = getattr(error.param, "opts", ())
+    found = [(flag, values) for flag in options if (values := values_of(argv, flag))]
+    if not found:
+        return None
+    flag, values = found[0]
+    shown = values if getattr(error.param, "multiple", False) else values[-1:]
+    said = error.message.removeprefix("Value error, ").rstrip(".")
+    rules = [match.expand(rule) for p, rule in _PLAIN_RULES if (match := p.search(said))]
+    command = "drivetrain" if error.ctx is None else error.ctx.command_path
+    rule = rules[0] if rules else said[:1].lower() + said[1:]
+    return Problem(flag, rule, f"{command} --help", ", ".join(shown))
 
 
 # Arguments and options of several commands.

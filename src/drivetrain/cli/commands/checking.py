@@ -46,13 +46,14 @@ def doctor(  # noqa: PLR0913, PLR0917 - each is a flag
         ),
     ] = None,
     members: Annotated[
-        int | None, typer.Option(help="Number of hosts; default: from the job.")
+        int | None, typer.Option(min=1, help="Number of hosts; default: from the job.")
     ] = None,
     ssh: Annotated[
         str, typer.Option(help="Command that reaches a host.")
     ] = "ssh -o BatchMode=yes -o ConnectTimeout=10",
     target_grace: Annotated[
-        float | None, typer.Option(help="Seconds the scheduler waits from SIGTERM to SIGKILL.")
+        float | None,
+        typer.Option(min=0, help="Seconds the scheduler waits from SIGTERM to SIGKILL."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -100,11 +101,11 @@ def drill(
         list[str] | None,
         typer.Argument(help="Your script and its arguments; default: a built-in example."),
     ] = None,
-    ranks: Annotated[int, typer.Option("--nproc-per-node", help="Processes.")] = 2,
+    ranks: Annotated[int, typer.Option("--nproc-per-node", min=1, help="Processes.")] = 2,
     faults: Annotated[
         str, typer.Option(help="Kinds of fault, comma-separated.")
     ] = "kill,stop,hang,corrupt_shard,kill_supervisor,preempt",
-    at_step: Annotated[int, typer.Option(help="Step after which the fault strikes.")] = 20,
+    at_step: Annotated[int, typer.Option(min=1, help="Step after which the fault strikes.")] = 20,
 ) -> None:
     """Inject faults into SCRIPT's run and check that it recovers exactly.
 
@@ -127,11 +128,13 @@ certificate_verbs = typer.Typer(
 @certificate_verbs.command()
 def resume(
     script: Annotated[list[str], typer.Argument(help="Your script and its arguments.")],
-    steps: Annotated[int, typer.Option(help="Steps of the run; it is killed half-way.")] = 100,
-    ranks: Annotated[int, typer.Option("--nproc-per-node", help="Processes.")] = 2,
+    steps: Annotated[
+        int, typer.Option(min=2, help="Steps of the run; it is killed half-way.")
+    ] = 100,
+    ranks: Annotated[int, typer.Option("--nproc-per-node", min=1, help="Processes.")] = 2,
     then: Annotated[
         int | None,
-        typer.Option("--then-nproc", help="Processes after the kill; default: as before."),
+        typer.Option("--then-nproc", min=1, help="Processes after the kill; default: as before."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -152,7 +155,7 @@ def parity(
         str,
         typer.Option(help="Comma-separated name:ranks or key=value@ranks: ddp:2,fsdp:4,hsdp:2x2"),
     ],
-    steps: Annotated[int, typer.Option(help="Steps of each run.")] = 30,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each run.")] = 30,
     as_json: AsJson = False,
 ) -> None:
     """Certify that SCRIPT trains the same under each layout as on one process.

@@ -31,10 +31,11 @@ def plan(  # noqa: PLR0913, PLR0917 - each is a flag
         str, typer.Option(help="What to optimize: fastest, cheapest or fewest devices.")
     ] = "fastest",
     global_batch_size: Annotated[
-        int | None, typer.Option(help="Samples per step; default: the script's, or 2 per device.")
+        int | None,
+        typer.Option(min=1, help="Samples per step; default: the script's, or 2 per device."),
     ] = None,
     sequence_length: Annotated[
-        int | None, typer.Option(help="Tokens per sample; default: the model's maximum.")
+        int | None, typer.Option(min=1, help="Tokens per sample; default: the model's maximum.")
     ] = None,
     precision: Annotated[
         str | None, typer.Option(help="fp32, bf16, fp16 or any; default: the script's, or bf16.")
@@ -46,14 +47,14 @@ def plan(  # noqa: PLR0913, PLR0917 - each is a flag
             show_default="all with a tested cost model",
         ),
     ] = "",
-    steps: Annotated[int | None, typer.Option(help="Steps of the run.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of the run.")] = None,
     deadline_h: Annotated[
-        float | None, typer.Option("--deadline", help="Hours the run may take.")
+        float | None, typer.Option("--deadline", min=0, help="Hours the run may take.")
     ] = None,
     budget: Annotated[
-        float | None, typer.Option(help="Maximum cost, in the cluster's currency.")
+        float | None, typer.Option(min=0, help="Maximum cost, in the cluster's currency.")
     ] = None,
-    top: Annotated[int, typer.Option(help="Number of plans to show.")] = 8,
+    top: Annotated[int, typer.Option(min=1, help="Number of plans to show.")] = 8,
     as_json: AsJson = False,
     picture: Annotated[
         str | None, typer.Option("--plot", help="Write a PNG plot of the best plans.")
@@ -85,9 +86,9 @@ def plan(  # noqa: PLR0913, PLR0917 - each is a flag
 
 @verbs.command()
 def probe(
-    ranks: Annotated[int, typer.Option("--nproc-per-node", help="Ranks on this node.")] = 1,
+    ranks: Annotated[int, typer.Option("--nproc-per-node", min=1, help="Ranks on this node.")] = 1,
     nodes: Annotated[
-        int, typer.Option("--nnodes", help="Number of nodes; run the command on each.")
+        int, typer.Option("--nnodes", min=1, help="Number of nodes; run the command on each.")
     ] = 1,
     output: Annotated[str, typer.Option(help="File to write.")] = "cluster.yaml",
 ) -> None:
@@ -115,7 +116,7 @@ def rehearse(
         str | None,
         typer.Option(help="Memory of one device, such as 80G; ranks that need more are reported."),
     ] = None,
-    devices_per_node: Annotated[int, typer.Option(help="Ranks per node.")] = 8,
+    devices_per_node: Annotated[int, typer.Option(min=1, help="Ranks per node.")] = 8,
     as_json: AsJson = False,
 ) -> None:
     """Run two steps of SCRIPT at any world size on this machine, with fake tensors.

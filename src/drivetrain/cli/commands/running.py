@@ -50,7 +50,7 @@ def train(context: typer.Context) -> None:
 
     Without --rdzv-endpoint a free port is used, never a fixed one. ARGS go to the script. A script
     that calls drivetrain.load_config() takes --config FILE and any number of path.to.key=value.
-    Exit code 75 means: saved, run the same command again to resume.
+    Exit code 75 means: saved; the same command with the run's --run-dir resumes it.
 
     --on TARGET submits the run to slurm, ray, kubernetes, hosts (over ssh) or local (here, in the
     background) and returns; then jobs, logs, stop and resume take its directory:

@@ -40,7 +40,7 @@ def run_study(  # noqa: PLR0913, PLR0917 - each is a flag
     trials: Annotated[
         int, typer.Option(help="Number of trials; not needed for a grid or a population.")
     ] = 0,
-    nproc_per_trial: Annotated[int, typer.Option(help="Ranks per trial.")] = 1,
+    nproc_per_trial: Annotated[int, typer.Option(min=1, help="Ranks per trial.")] = 1,
     parallel_trials: Annotated[int, typer.Option(help="Number of trials that run at a time.")] = 1,
     study: Annotated[
         str, typer.Option(help="The study's directory; the same command resumes it.")
@@ -92,7 +92,7 @@ def run_study(  # noqa: PLR0913, PLR0917 - each is a flag
         typer.Option(help="Earlier study whose finished trials the sampler knows from the start."),
     ] = "",
     population: Annotated[
-        int, typer.Option(help="Population based training: members that fork at the rungs.")
+        int, typer.Option(min=0, help="Population based training: members that fork at the rungs.")
     ] = 0,
     quantile: Annotated[
         float,
@@ -124,7 +124,7 @@ def run_study(  # noqa: PLR0913, PLR0917 - each is a flag
         ),
     ] = "",
     max_restarts: Annotated[
-        int, typer.Option(help="Restarts of a trial whose supervisor is killed.")
+        int, typer.Option(min=0, help="Restarts of a trial whose supervisor is killed.")
     ] = 3,
     on: Annotated[
         str,

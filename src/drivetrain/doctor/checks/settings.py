@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from drivetrain.core.errors import Problem
 from drivetrain.core.finding import EnvironmentFinding, Severity
 from drivetrain.doctor.facts import Examination, HostFacts, odd_ones
 
@@ -132,6 +133,13 @@ _EXPECTED: dict[str, tuple[tuple[str, ...], str]] = {
     "torchrun": (_TORCHRUN, "start it with torchrun or `drivetrain train`"),
 }
 _MAIN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "SLURM_JOB_ID", "SLURM_NTASKS")
+
+
+def target_problem(target: str) -> Problem | None:
+    """Return what is wrong with the name of a target that is to be checked."""
+    if target in _EXPECTED:
+        return None
+    return Problem("--on", "unknown", f"use {', '.join(_EXPECTED)}", target)
 
 
 def check_scheduler(examination: Examination) -> Iterator[EnvironmentFinding]:

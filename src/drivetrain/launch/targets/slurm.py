@@ -138,7 +138,7 @@ def _srun(job: Job, options: SlurmOptions) -> str:
 def _split(job: Job) -> tuple[list[str], str]:
     """Return the flags, for one line each, and the script with its arguments."""
     argv = [shlex.quote(word) for word in job.node_argv()]
-    num_script_args = 1 + len(job.script_args)
+    num_script_args = len(job.script_argv)
     return argv[:-num_script_args], " ".join(argv[-num_script_args:])
 
 

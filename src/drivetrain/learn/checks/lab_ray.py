@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from subprocess import STDOUT
 
+from drivetrain.core.requirements import install_command
 from drivetrain.learn.attempt import Shortcoming
 from drivetrain.learn.labs import (
     NUM_HOSTS,
@@ -34,7 +35,7 @@ _START_S, _FINISH_S = 300.0, 300.0
 
 def check(file: Path) -> Passed:
     require_hosts("lab_ray")
-    require_library("lab_ray", "ray", "pip install 'drivetrain[ray]'")
+    require_library("lab_ray", "ray", install_command("ray"))
     # Ray's sockets are in its folder, and socket paths have a length limit: use short names
     with (
         tempfile.TemporaryDirectory(prefix="lab-", ignore_cleanup_errors=True) as name,

@@ -27,6 +27,7 @@ from drivetrain.core.errors import ConfigError, EnvironmentProblem, Problem
 from drivetrain.parallel.blocks import recompute_blocks, repeated_blocks
 from drivetrain.parallel.expert.dispatch import spread_experts
 from drivetrain.parallel.expert.finding import find_experts, spread_problems
+from drivetrain.parallel.micro_batch import per_micro_batch
 from drivetrain.parallel.model import COMPUTE_DTYPES
 from drivetrain.plan.profile.fake_tensor_patches import fake_tensor_patches
 from drivetrain.plan.profile.model import ModelProfile, Shape, Size, Way, shape_of, shorten
@@ -53,6 +54,7 @@ class Profiler:
         self.tp_sizes = _tp_sizes(model)
         self.ep_sizes = _ep_sizes(model)
         self.num_parameters = sum(p.numel() for p in model.parameters())
+        self.per_micro_batch = per_micro_batch(model)
         shorten(model, self.shape)
         self._template = model
         self._profiles: dict[Way, ModelProfile] = {}

@@ -114,7 +114,7 @@ class Inputs:
         return [
             Problem(option(name), "must be more than 0", "give a positive number", value)
             for name in names
-            if (value := getattr(self, name)) <= 0
+            if not (value := getattr(self, name)) > 0
         ]
 
     def _out_of_range(self) -> list[Problem]:
@@ -125,12 +125,13 @@ class Inputs:
         ]
         if not 0 <= self.hardware <= 1:
             problems.append(Problem("--hardware", "is a fraction", "use 0 to 1", self.hardware))
+        if self.price_per_device_hour is not None and not self.price_per_device_hour >= 0:
+            rule = "must be 0 or more"
+            problems.append(Problem("--price", rule, "--price 2.5", self.price_per_device_hour))
         if self.straggler_slowdown < 1:
-            rule = "cannot be less than 1"
-            problems.append(
-                Problem("--straggler-slowdown", rule, "use 1 or more", self.straggler_slowdown)
-            )
-        if self.correlated_nodes > self.num_nodes:
+            rule = "a slowdown cannot be less than 1"
+            problems.append(Problem("--stragglers", rule, "use 1 or more", self.straggler_slowdown))
+        if self.correlated_per_day and self.correlated_nodes > self.num_nodes:
             rule = f"there are {self.num_nodes} nodes"
             problems.append(Problem("--correlated", rule, "use fewer", self.correlated_nodes))
         if self.policy == "live" and self.num_replicas < 2:
@@ -144,7 +145,14 @@ class Inputs:
         return problems
 
 
-_OPTIONS = {"num_nodes": "nodes", "node_mtbf_s": "mtbf", "num_replicas": "replicas"}
+_OPTIONS = {
+    "num_nodes": "nodes",
+    "node_mtbf_s": "mtbf",
+    "num_replicas": "replicas",
+    "save_s": "save-cost",
+    "straggler_s": "stragglers",
+    "correlated_per_day": "correlated",
+}
 
 
 def option(name: str) -> str:

@@ -107,7 +107,9 @@ class RemoteSource:
         if start and start >= self.size(name):
             return b""  # stores return an error for a range past the end
         if length is None and self.size(name) - start > most:
-            raise DamagedRun(f"{self.address}/{name}: too large; it is not what Drivetrain wrote")
+            raise DamagedRun(
+                f"{self.address}/{name}: too large; Drivetrain did not write this file"
+            )
         end = None if length is None else start + length
         try:
             data: bytes = self._files.cat_file(f"{self._root}/{name}", start=start, end=end)

@@ -271,7 +271,7 @@ class RunReading:
         if num_cells > max(_MOST_CELLS, 256 * num_records):
             raise DamagedRun(
                 f"{self.address}/events: steps up to {self.last_step():,} in {num_records:,}"
-                " records; they are not what Drivetrain wrote"
+                " records; Drivetrain did not write them"
             )
 
     def last_step(self) -> int:

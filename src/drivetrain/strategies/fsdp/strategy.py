@@ -120,8 +120,9 @@ class FSDPStrategy(Strategy):
         return FSDPOfSeveral(model, mesh, counts=world.speaks_for_samples)
 
     def _shard(self, model: nn.Module, world: World, mesh: DeviceMesh) -> None:
-        if not world.is_main:  # torch's warning about models that return views: once, not per rank
-            warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
+        # torch warns of every model that ends in a Linear, whose output is a view of a matrix: only
+        # changing it in place can do harm, and then backward fails, which is explained there
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
         policy = MixedPrecisionPolicy(
             param_dtype=self._compute_dtype,
             reduce_dtype=torch.float32 if self._compute_dtype else None,
@@ -182,6 +183,11 @@ class _Explained(AbstractContextManager[None]):
 
 EXPLAINED = _Explained()
 
+_CHANGED_IN_PLACE = (
+    "under fsdp, the output of a model or block must not be changed in place (x += y, x.mul_(y)), "
+    "or backward does not gather its weights: use x = x + y"
+)
+
 
 class FSDPModel(ParallelModel):
     """A model whose weights are DTensors."""
@@ -218,6 +224,14 @@ class FSDPModel(ParallelModel):
             self._is_last = is_last
             sync_gradients(self._root, is_last=is_last, every=self.reduces_every_micro_batch)
         return EXPLAINED
+
+    def backward(self, loss: torch.Tensor) -> None:
+        try:
+            super().backward(loss)
+        except RuntimeError as error:
+            if "storage of size 0" in str(error):
+                error.add_note(_CHANGED_IN_PLACE)
+            raise
 
     def gradient_leaves(self) -> dict[str, torch.Tensor]:
         """Return the gathered weights: backward's gradients of them are then reduced to shards."""

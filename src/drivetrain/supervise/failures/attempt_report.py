@@ -14,6 +14,7 @@ from drivetrain.checkpoint.lineage import read_claims
 from drivetrain.checkpoint.storage import storage_at
 from drivetrain.core.redaction import clean_text, clean_traceback
 from drivetrain.record.run_directory import RunDirectory
+from drivetrain.record.session import ATTEMPT, LAST_ATTEMPT
 from drivetrain.supervise.failures.failure import RankFailure, by_cause
 from drivetrain.supervise.failures.rank_dump import RankDump
 from drivetrain.supervise.policy import End, EndKind
@@ -38,8 +39,19 @@ class AttemptReport:
     resources: Mapping[int, Facts] = field(default_factory=dict)
     whole: Path | None = None
     """The file for the full traceback of the first failure."""
+    has_begun: bool = True
+    """Whether a rank has called `Trainer.fit` or `prepare`, in this attempt or before."""
     is_unsaved: bool = False
     """Whether the run certainly has no checkpoint yet."""
+
+    @property
+    def how(self) -> str:
+        """How it ended, in one line."""
+        cause = by_cause(self.failures)[0] if self.failures else None
+        how = self.detail or self.end.kind.value
+        if cause is not None:
+            how = f"rank {cause.rank} {cause.how}" + (f": {cause.said}" if cause.said else "")
+        return f"{how}; {self.why}" if self.why else how
 
     def facts(self) -> dict[str, Any]:
         """Return the content of end.json, the root cause first."""
@@ -85,7 +97,7 @@ def is_unsaved(session: Path) -> bool:
     Claims are stored where a run saves. Without one, the checkpoints are elsewhere (at an address
     that would need a network request); a claim that resumes from a step has found a checkpoint.
     """
-    named = _named(session)
+    named = _named(session) or _named(session, LAST_ATTEMPT)
     if named is None:
         return False
     folder = named[0].checkpoints
@@ -99,18 +111,18 @@ def is_unsaved(session: Path) -> bool:
 
 def write_closed(session: Path, exit_code: int) -> None:
     """Record when the whole command ended, as the last entry of an attempt."""
-    named = _named(session)
+    named = _named(session) or _named(session, LAST_ATTEMPT)
     if named is not None:
         run, attempt = named
         with contextlib.suppress(OSError):
             run.close_attempt(attempt, {"time_s": time.time(), "exit_code": exit_code})
 
 
-def _named(session: Path) -> tuple[RunDirectory, int] | None:
-    """The attempt that the session's ranks have recorded; None if they did not get that far."""
+def _named(session: Path, file: str = ATTEMPT) -> tuple[RunDirectory, int] | None:
+    """The attempt that the session's ranks have opened; None if they did not get that far."""
     try:
         run = RunDirectory(Path((session / "run-0").read_text()))
-        return run, int((session / "attempt").read_text())
+        return run, int((session / file).read_text())
     except (OSError, ValueError):
         return None
 
@@ -121,6 +133,8 @@ def write_end(
     """Write the report into the attempt; return the run directory and the attempt's number."""
     named = _named(session)
     if named is None:
+        if not account.restarts:
+            _write_last(session, account)
         return None
     run, attempt = named
     only_noticed = account.end.kind in (EndKind.PEER, EndKind.RESIZED)
@@ -140,6 +154,19 @@ def write_end(
                 _write(traceback_file(run, attempt, failure.rank), clean_traceback(failure.error))
         run.end_attempt(attempt, account.facts())
     return run.path, attempt
+
+
+def _write_last(session: Path, account: AttemptReport) -> None:
+    """Write into the last attempt that none follows: this one ended before it had begun."""
+    last = _named(session, LAST_ATTEMPT)
+    if last is None:
+        return
+    run, attempt = last
+    end = next((each.end for each in run.attempts() if each.number == attempt), None)
+    if end:
+        why = f"the next attempt ended before it had begun: {account.how}"
+        with contextlib.suppress(OSError):
+            run.end_attempt(attempt, {**end, "restarts": False, "why": clean_text(why)})
 
 
 def _write(path: Path, text: str) -> None:

@@ -38,6 +38,9 @@ _WORLD = re.compile(
     re.IGNORECASE,
 )
 
+# Signals that a process raises by what it executes, and would raise again. SIGBUS is not one of
+# them: a file or a page of memory that it had mapped is gone.
+_CRASHES = frozenset({"SIGABRT", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP"})
 _USAGE_ERROR = 2
 """The exit code of argparse and click for a usage error."""
 
@@ -61,6 +64,11 @@ class RankFailure:
             return signal.Signals(-self.exit_code).name
         except ValueError:
             return f"signal {-self.exit_code}"
+
+    @property
+    def was_killed_from_outside(self) -> bool:
+        """Whether something other than its own code ended it: kill, a scheduler, the kernel."""
+        return self.killed_by is not None and comes_from_outside(self.killed_by)
 
     @property
     def was_ended_by_us(self) -> bool:
@@ -115,6 +123,11 @@ class RankFailure:
         return self.exit_code if self.exit_code >= 0 else 128 - self.exit_code
 
 
+def comes_from_outside(signal_name: str) -> bool:
+    """True for a signal that a process does not raise by what it executes."""
+    return signal_name not in _CRASHES
+
+
 def root_cause(failures: Sequence[RankFailure]) -> RankFailure:
     """Return the failure that caused the others."""
     return by_cause(failures)[0]
@@ -138,15 +151,23 @@ def was_aborted(failures: Sequence[RankFailure]) -> bool:
     return bool(failures) and root_cause(failures).killed_by == signal.SIGABRT.name
 
 
-def verdict(failures: Sequence[RankFailure], host: str, whole: Path | None = None) -> str:
+def verdict(
+    failures: Sequence[RankFailure],
+    host: str,
+    whole: Path | None = None,
+    *,
+    is_starting: bool = False,
+) -> str:
     """Return the message for the user: the other ranks in one line, the cause last.
 
     `whole` is the file with the full traceback; if given, only the user's own calls are shown.
+    `is_starting`: it failed before its run was open, so the micro-batch is not to blame.
     """
     cause = root_cause(failures)
     if cause.is_refusal:  # the same on every rank, so that it does not matter which was first
         return cause.error.rstrip()
-    text = f"rank {cause.rank} (pid {cause.pid}, {host}) failed first: {_how(cause)}"
+    how = _how(cause, is_starting=is_starting)
+    text = f"rank {cause.rank} (pid {cause.pid}, {host}) failed first: {how}"
     others = sorted(failure.rank for failure in failures if failure is not cause)
     if others:
         ranks = f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
@@ -161,7 +182,18 @@ def verdict(failures: Sequence[RankFailure], host: str, whole: Path | None = Non
     return f"{text}\n\n{shown}"
 
 
-def _how(failure: RankFailure) -> str:
+def _how(failure: RankFailure, *, is_starting: bool) -> str:
+    if failure.killed_by == "SIGKILL" and is_starting:
+        return (
+            "killed by SIGKILL, without a traceback: either something outside the run killed it, "
+            "or the kernel did because memory ran out; `dmesg` and oom_kill in memory.events of "
+            "its control group show which"
+        )
+    if failure.killed_by in _CRASHES and is_starting:
+        return (
+            f"killed by {failure.killed_by}: native code crashed; PYTHONFAULTHANDLER=1 shows the "
+            "Python stack"
+        )
     if failure.killed_by == "SIGKILL":
         return (
             "killed by SIGKILL, without a traceback; unless it was killed by hand, the system ran "

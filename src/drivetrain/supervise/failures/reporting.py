@@ -13,6 +13,7 @@ from drivetrain.diagnose.finding import Finding
 from drivetrain.diagnose.finding import Kind as diagnosis  # noqa: N813 - an End has a Kind too
 from drivetrain.diagnose.run import explain_attempt, judge_attempt
 from drivetrain.diagnose.stacks import parse_stacks, traceback_line
+from drivetrain.record.plain_run import resume_with_launcher
 from drivetrain.supervise.failures.attempt_report import AttemptReport, write_end
 from drivetrain.supervise.failures.failure import RankFailure, root_cause, verdict
 from drivetrain.supervise.failures.rank_dump import RankDump
@@ -30,22 +31,22 @@ def lost_replica(end: End, failure: RankFailure, host: str) -> str:
     )
 
 
-def stopped(end: End, asked_by: str) -> str:
+def stopped(end: End, asked_by: str, run_dir: Path | None) -> str:
     """The message when the run was asked to stop."""
     if end.kind is EndKind.PREEMPTED:
-        return (
-            f"stopped by {asked_by} and saved after step {end.step}; "
-            "run the same command again to resume"
-        )
+        resume = resume_with_launcher(run_dir)
+        return f"stopped by {asked_by} and saved after step {end.step}; {resume}"
     if end.kind is EndKind.FINISHED:
         return f"{asked_by} arrived as the last step ended; the run is finished"
     return f"stopped by {asked_by}; all ranks were killed"
 
 
 def with_verdict(text: str, finding: Finding | None, *, is_written_down: bool = True) -> str:
-    """Append the diagnosis to the message, unless a traceback already explains the failure."""
+    """Append the diagnosis to the message, without what a traceback in it already says."""
     if finding is None or finding.kind is diagnosis.CRASH:
         return text
+    if finding.remedy in text:  # the error gave it; the diagnosis may add the line
+        return f"{text}\n  {finding.what}" if finding.line else text
     grounds = () if is_written_down else finding.evidence
     shown = "".join(f"\n    · {ground}" for ground in grounds)
     return f"{text}\n  {finding.what}\n  → {finding.remedy}{shown}"
@@ -98,7 +99,9 @@ def paragraph(account: AttemptReport) -> str:
             what += f": {cause.said}" if cause.said else ""
         case _ if failures:
             whole = account.whole if account.whole and account.whole.exists() else None
-            what = verdict(failures, host, whole) + _mistake(root_cause(failures), end)
+            is_starting = account.whole is None and not end.step  # no attempt had been opened
+            what = verdict(failures, host, whole, is_starting=is_starting)
+            what += _mistake(root_cause(failures), end)
         case _:
             what = f"{host}: {account.detail or 'ended'} {where}"
     done = _what_follows(account)
@@ -112,6 +115,8 @@ def paragraph(account: AttemptReport) -> str:
 def _what_follows(account: AttemptReport) -> str:
     if not account.restarts:
         return "stopping"
+    if not account.has_begun:
+        return "restarting"
     if account.is_unsaved:
         return "restarting from the beginning, as there is no checkpoint yet"
     return "restarting from the newest checkpoint"
@@ -130,7 +135,7 @@ def write_down(
     try:
         if written is not None:
             return explain_attempt(*written)
-        if account.end.kind is EndKind.STALLED:  # a script that has no run directory
+        if account.end.kind is EndKind.STALLED or account.end.by_signal:  # no run directory yet
             return judge_attempt(_evidence(account, dumps))
         return None
     except Exception as error:

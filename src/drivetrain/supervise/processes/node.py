@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from drivetrain.record.session import SESSION, page_path
+from drivetrain.record.session import SESSION, forget_attempt, page_path
 from drivetrain.supervise.failures.rank_dump import DumpFiles, RankDump, collect_dumps
 from drivetrain.supervise.processes import warm
 from drivetrain.supervise.processes.forking import Forked, can_fork, fork_call
@@ -103,7 +103,7 @@ class Node:
         is_python: bool,
         warm_process: WarmProcess | None = None,
     ) -> None:
-        self._command = list(command)
+        self.command = list(command)
         self._session = session
         self._is_python = is_python
         self.workers: list[Worker] = []
@@ -129,15 +129,16 @@ class Node:
             self._not_before_s = time.monotonic() + _BACK_OFF_S
             return
         if self._warm is None:
-            self._warm = WarmProcess(self._command[:1])
+            self._warm = WarmProcess(self.command[:1])
         state = self._warm.state(wait=wait)
         while state != "importing" and len(self._spares) < count:
-            forked = self._warm.fork(self._command) if state == "ready" else None
+            forked = self._warm.fork(self.command) if state == "ready" else None
             self._spares.append(forked or self._spawn(warm=True))
 
     def start(self, environments: Sequence[Mapping[str, str]]) -> None:
         """Start one worker per environment."""
         self._environments = list(environments)
+        forget_attempt(self._session)
         self.workers = [self._start_one(rank) for rank in range(len(environments))]
 
     def replace(self, local_rank: int) -> None:
@@ -206,7 +207,7 @@ class Node:
         own = {CONTROL: str(reading), PARENT: str(os.getpid())}
         if warm:
             own[WARM] = "1"
-        command = self._command
+        command = self.command
         if self._is_python:
             command = [
                 sys.executable,

@@ -12,6 +12,8 @@ from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.model import ParallelModel
 from drivetrain.train.contract import optimizer_terms
 from drivetrain.train.optimization.muon import on_shards
+from drivetrain.train.optimization.optimizers import from_config
+from drivetrain.train.optimization.own_optimizer import WatchedSection
 from drivetrain.train.optimization.own_schedule import SchedulesByName, own_rate
 from drivetrain.train.optimization.schedule import (
     CurveRate,
@@ -27,23 +29,25 @@ from drivetrain.train.task import Task
 
 def make_optimizer(
     task: Task, spread: ParallelModel, config: RunConfig
-) -> tuple[torch.optim.Optimizer, dict[str, Any]]:
-    """Return the task's optimizer and its contract terms.
+) -> tuple[torch.optim.Optimizer, dict[str, Any], frozenset[str]]:
+    """Return the task's optimizer, its contract terms, and the config's keys that it did not read.
 
     An engine that steps by itself takes the optimizer over.
     """
-    optimizer = task.make_optimizer(spread.inner, config.optimization)
+    section = WatchedSection.of(config.optimization)
+    optimizer = task.make_optimizer(spread.inner, section)
+    unread = frozenset() if task.optimizer is from_config else section.unread
     for each in members(optimizer):
         check_optimizer(each)
         on_shards(each)
-    terms = optimizer_terms(optimizer, task.optimizer)
+    terms = optimizer_terms(optimizer, task.optimizer, unread)
     if spread.engine_step is not None:
         if len(members(optimizer)) > 1:
             rule = f"{config.parallel.strategy} supports only one optimizer"
             remedy = "use one, or a different parallel.strategy"
             raise ConfigError([Problem("optimizer", rule, remedy, kind_of(optimizer))])
         spread.engine_step.take_over(optimizer)
-    return optimizer, terms
+    return optimizer, terms, unread
 
 
 def learning_rate(

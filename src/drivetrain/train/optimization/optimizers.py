@@ -17,7 +17,7 @@ from drivetrain.train.several.optimizers import OptimizersByName, as_one
 
 Optimizers = torch.optim.Optimizer | list[torch.optim.Optimizer]
 
-_IMPLEMENTATIONS: dict[str, tuple[bool | None, bool | None]] = {
+IMPLEMENTATIONS: dict[str, tuple[bool | None, bool | None]] = {
     "auto": (None, None),
     "for_loop": (False, False),
     "foreach": (True, False),
@@ -70,7 +70,7 @@ def from_config(model: nn.Module, optimization: Optimization) -> Optimizers:
 
 
 def _adamw(trained: Sequence[nn.Parameter], optimization: Optimization) -> torch.optim.Optimizer:
-    foreach, fused = _IMPLEMENTATIONS[optimization.adamw_implementation]
+    foreach, fused = IMPLEMENTATIONS[optimization.adamw_implementation]
     return torch.optim.AdamW(
         _groups(trained, optimization),
         lr=optimization.learning_rate,

@@ -6,6 +6,7 @@ the step's number, or the ranks agreed on it in an exchange (`RankSync`).
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from drivetrain.core.errors import ConfigError, NotSaved, Preempted, Problem
 from drivetrain.core.redaction import clean_text
 from drivetrain.core.text import readable_bytes
 from drivetrain.parallel.world import LiveWorld, World
+from drivetrain.record.plain_run import StoppedScript, how_to_resume, is_plain
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.requests import StopRequest
 from drivetrain.record.session import Phase
@@ -77,6 +79,8 @@ class Saver:
         self._is_writer = False
         self._max_time_s = assembly.config.max_time_s
         self._stop_at = assembly.config.stop_at_step
+        self._max_steps = assembly.config.max_steps
+        self._first_step = self.at.step
         self._wanted_end = ""
         """Why this rank wants the run to end."""
         self._ends = False
@@ -94,20 +98,11 @@ class Saver:
         if not self._world.accelerator.is_cpu:
             self._engine.before_change = self._before_change
         self._stop.listen()
-        step, start = self.at.step, self._start
+        step = self.at.step
         # a failure in the first step counts as one after this step
         self._page.note(Phase.STARTING, step)
         self._timetable.begin(step)
-        if start.manifest is not None:
-            self._say(f"resumed: after step {step}, from {start.manifest.folder}")
-            for change in self._checkpointer.changes:
-                self._say(f"changed since: {change}")
-            if names := self._checkpointer.from_first_rank:
-                self._say(f"saved with another layout: every rank uses rank 0's {', '.join(names)}")
-            if not self._run.keeps_objects:
-                refuse_unsaved_scheduler(self._engine.learning_rate)
-        elif start.note:
-            self._say(start.note)
+        self._say_where_it_starts()
         if self.at.stopped:
             self._ends = True
             self._say(
@@ -118,6 +113,35 @@ class Saver:
             self.ended(self._over)  # uses the saved time: clocks of ranks differ
         elif self._is_there(step):
             self.ended(self._there)
+
+    def _say_where_it_starts(self) -> None:
+        manifest, saver = self._start.manifest, self._checkpointer
+        used = f"{manifest.folder} is used instead" if manifest else "the run starts at step 0"
+        for folder, problem in saver.skipped.items():
+            self._say(f"warning: checkpoint {folder} was skipped ({problem}); {used}")
+        if manifest is None:
+            if self._start.note:
+                self._say(self._start.note)
+            return
+        self._say(f"resumed: after step {self.at.step}, from {manifest.folder}")
+        for change in saver.changes:
+            self._say(f"changed since: {change}")
+        if names := saver.from_first_rank:
+            self._say(f"saved with another layout: every rank uses rank 0's {', '.join(names)}")
+        if not self._run.keeps_objects:
+            refuse_unsaved_scheduler(self._engine.learning_rate)
+
+    def say_if_finished(self, weights: str) -> None:
+        """Say that there was nothing left to train, if so; `weights` is where they were written."""
+        step = self.at.step
+        if self._ends or not step or step > self._first_step:
+            return
+        longer = "max_steps" if self._max_steps is not None else "num_train_epochs"
+        self._say(
+            f"this run is already finished (step {step} of {step}): nothing was trained; its "
+            f"weights are in {weights}; to train longer, raise {longer}; to start over, use "
+            "another run directory"
+        )
 
     def ask_to_end(self, reason: str) -> None:
         """End the run once all ranks know of the request; it is then complete, not interrupted."""
@@ -309,7 +333,7 @@ class Saver:
         there_is = "no checkpoint exists" if newest is None else f"the newest is from step {newest}"
         return (
             f"step {self.at.step} could not be saved ({self._problem}); {there_is}; make sure that "
-            "checkpoints can be written, and run the same command again to resume"
+            f"checkpoints can be written; {self._next_start}"
         )
 
     def close(self) -> None:
@@ -318,6 +342,10 @@ class Saver:
         self._stop.close()
         self._page.note(Phase.ENDED)
         self._page.close()
+
+    def pass_on_ctrl_c(self) -> None:
+        """Interrupt the script if Ctrl-C came too late to stop the run, which has ended."""
+        self._stop.pass_on_ctrl_c()
 
     def score(self, result: EvaluationResult) -> None:
         """Remember the score for `keep_best`; the best so far is saved at the end of its step."""
@@ -387,10 +415,19 @@ class Saver:
         outcome = f"was saved in {took_s:.1f} s" if is_saved else "was not saved"
         if not is_saved and self._newest_saved is not None:
             outcome += f" (the newest saved step is {self._newest_saved})"
-        raise Preempted(
-            f"stopped by {signal} after step {step}, which {outcome}; "
-            "run the same command again to resume"
-        )
+        message = f"stopped by {signal} after step {step}, which {outcome}; {self._next_start}"
+        if not is_plain():
+            raise Preempted(message)
+        if self._world.is_main:
+            sys.stderr.write(f"{message}\n")
+        raise StoppedScript(message)
+
+    @property
+    def _next_start(self) -> str:
+        """What to do to resume."""
+        if self._newest_saved is None and self._rule.every_steps is None:
+            return "this run saves no checkpoints (checkpoint.every_steps), so it cannot be resumed"
+        return how_to_resume(self._config.directory.path)
 
     def _save_and_wait(self, step: int) -> bool:
         """Save and wait; return on every rank whether there is a checkpoint of this step."""

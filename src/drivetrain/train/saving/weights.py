@@ -24,6 +24,7 @@ from drivetrain.checkpoint.weight_files import INDEX
 from drivetrain.core.errors import NotSaved
 from drivetrain.core.files import beside, make_folder, sync_path
 from drivetrain.parallel.world import LiveWorld
+from drivetrain.record.plain_run import shown
 from drivetrain.train.assemble import Assembly
 from drivetrain.train.saving.pretrained import keep_companions
 from drivetrain.train.saving.saver import Saver, anyones
@@ -60,6 +61,7 @@ class FinalWeights:
         self.write_last()
         if self._assembly.config.checkpoint.keep_best is not None:
             self.write_best()
+        self._saver.say_if_finished(self._address)
 
     def write_last(self) -> None:
         """Write the current weights; NotSaved on every rank if that fails."""
@@ -95,6 +97,14 @@ class FinalWeights:
     def _export(self, manifest: Manifest, path: Path) -> None:
         path.unlink(missing_ok=True)
         export_weights(self._saver.storage, manifest, path)
+
+    @property
+    def _address(self) -> str:
+        """Where the last weights are."""
+        if not self._in_shards():
+            return shown(self._folder / f"{LAST}.pt")
+        folder = self._saver.storage.address
+        return f"{folder if '://' in folder else shown(Path(folder))}/{LAST}"
 
     def _in_shards(self) -> bool:
         said = self._assembly.config.checkpoint.final_weights

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from drivetrain.config.provenance import ResolvedConfig
+from drivetrain.config.rules import multiples_near
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.data.batches import BatchPlan, solve_micro_batch
@@ -10,7 +11,7 @@ from drivetrain.data.sources import Source
 from drivetrain.record.run_directory import micro_batch_so_far
 from drivetrain.record.session import earlier_directory
 from drivetrain.record.sinks import choose_sinks
-from drivetrain.train.optimization.optimizers import from_config
+from drivetrain.train.setup.optimizer import settle
 from drivetrain.train.task import Task
 
 
@@ -41,49 +42,33 @@ def _choose_micro_batch(resolved: ResolvedConfig, num_ranks: int, source: Source
             largest = source.sampler.largest(source.sampler.draw(resolved.config.seed, 0))
             if resolved.config.global_batch_size % largest:
                 rule = f"is not a multiple of the batch sampler's largest batch, {largest}"
-                size = max(1, resolved.config.global_batch_size // largest) * largest
                 value = resolved.config.global_batch_size
-                raise ConfigError([Problem("global_batch_size", rule, f"use {size}", value)])
+                remedy = f"use {multiples_near(value, largest)}"
+                raise ConfigError([Problem("global_batch_size", rule, remedy, value)])
             return resolved.choose("micro_batch_size", largest, "the batch sampler's batches")
     return solve_micro_batch(resolved, num_ranks)
 
 
-def check_optimizer_keys(task: Task, resolved: ResolvedConfig) -> None:
-    """ConfigError if both the task and the config set an optimizer."""
-    if task.optimizer is from_config:
-        return
-    said, rule = resolved.config.optimization, "the task has its own optimizer"
-    problems = [
-        Problem(f"optimization.{key}", rule, "remove one of them", getattr(said, key))
-        for key in ("optimizer", "momentum", "muon_dtype")
-        if resolved.source(f"optimization.{key}").kind != "default"
-    ]
-    if problems:
-        raise ConfigError(problems)
+def choose_schedule(task: Task, resolved: ResolvedConfig) -> tuple[ResolvedConfig, list[str]]:
+    """Use the task's own schedule, if any, and return warnings.
 
-
-def choose_schedule(task: Task, resolved: ResolvedConfig) -> ResolvedConfig:
-    """Use the task's own schedule, if any; ConfigError if the config sets one too."""
+    ConfigError if the config sets one too.
+    """
     if task.schedule is None:
-        return resolved
+        return resolved, []
     key = "optimization.lr_scheduler_type"
     said = resolved.config.optimization
-    open_or_none = said.lr_scheduler_type == "none" or resolved.source(key).kind == "default"
     beside = {
-        key: not open_or_none,
+        key: said.lr_scheduler_type != "none",
         "optimization.warmup_steps": bool(said.warmup_steps),
         "optimization.warmup_ratio": bool(said.warmup_ratio),
+        "optimization.min_lr_ratio": bool(said.min_lr_ratio),
         "optimization.learning_rate_scaling": said.learning_rate_scaling != "none",
     }
-    rule = "the task has its own schedule, and only one can set the learning rate"
-    problems = [
-        Problem(name, rule, "remove one of them", getattr(said, name.rpartition(".")[2]))
-        for name, is_set in beside.items()
-        if is_set
-    ]
-    if problems:
-        raise ConfigError(problems)
-    return resolved.choose(key, "none", "the task has its own schedule")
+    why = "the script has its own schedule, and only one can set the learning rate"
+    without_effect = {name: why for name, is_set in beside.items() if is_set}
+    resolved, warnings = settle(resolved, without_effect, "remove one of them")
+    return resolved.choose(key, "none", "the script has its own schedule"), warnings
 
 
 def check_schedule(config: RunConfig, total_steps: int | None) -> None:

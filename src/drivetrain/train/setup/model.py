@@ -6,7 +6,6 @@ import json
 from dataclasses import dataclass
 
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
@@ -20,6 +19,7 @@ from drivetrain.data.sources import Source
 from drivetrain.parallel.batch_norm import Sharers, batch_norms, share_statistics
 from drivetrain.parallel.blocks import recompute_blocks
 from drivetrain.parallel.divide import divide
+from drivetrain.parallel.micro_batch import has_dropout
 from drivetrain.parallel.model import ParallelModel
 from drivetrain.parallel.pipeline.anatomy import part_costs
 from drivetrain.parallel.pipeline.schedules import bubble
@@ -139,8 +139,7 @@ def share_batch_norms(
 
 def note_on_dropout(model: nn.Module, resolved: ResolvedConfig) -> list[str]:
     """Return a note if dropout masks would differ on another number of ranks."""
-    is_drawn = any(isinstance(m, _DropoutNd) and m.p > 0 for m in model.modules())
-    if not is_drawn or resolved.source("micro_batch_size").kind != "chosen":
+    if not has_dropout(model) or resolved.source("micro_batch_size").kind != "chosen":
         return []
     size = resolved.config.micro_batch_size
     return [

@@ -11,9 +11,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, NonFiniteLoss, Problem
+from drivetrain.train.assemble import Assembly
 from drivetrain.train.history import History, StepMetrics
+from drivetrain.train.watch.remedies import change_settings, for_any_cause
 
 _REMEDY = (
     "use precision.dtype=bf16, find the cause with fp32 (which stops at the first operation with a "
@@ -34,15 +35,18 @@ class LoggedSteps:
     history: History
     say: Callable[[str], None]
     most_skipped: int | None
+    remedy: str
+    """For a loss that is not finite."""
     _in_a_row: int = 0
     _uncounted: int = 0
     """Steps in a row that counted no tokens."""
 
     @classmethod
-    def of(cls, config: RunConfig, history: History, say: Callable[[str], None]) -> LoggedSteps:
-        """Return the checks for a config."""
-        has_scaler = config.precision.dtype == "fp16"
-        return cls(history, say, config.precision.scaler.max_skipped_steps if has_scaler else None)
+    def of(cls, assembly: Assembly, history: History, say: Callable[[str], None]) -> LoggedSteps:
+        """Return the checks for a run."""
+        precision = assembly.config.precision
+        most_skipped = precision.scaler.max_skipped_steps if precision.dtype == "fp16" else None
+        return cls(history, say, most_skipped, for_any_cause(change_settings(assembly)))
 
     def note(self, metrics: Sequence[StepMetrics]) -> None:
         """Check the steps since the last call."""
@@ -61,9 +65,8 @@ class LoggedSteps:
             self._in_a_row = 0
             if not math.isfinite(step.loss):
                 raise NonFiniteLoss(
-                    f"train/loss = {step.loss} at step {step.step}: the loss is not finite; lower "
-                    "optimization.learning_rate, set optimization.max_grad_norm, or check the "
-                    "data"
+                    f"train/loss = {step.loss} at step {step.step}: the loss is not finite; "
+                    f"{self.remedy}"
                 )
             return
         self._in_a_row += 1

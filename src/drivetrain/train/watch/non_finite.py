@@ -31,10 +31,12 @@ from drivetrain.parallel.parts import own_part
 from drivetrain.train.assemble import Assembly
 from drivetrain.train.refusals import check_loss
 from drivetrain.train.task import Loss, LossAndParts, Task, Total, split
+from drivetrain.train.watch.remedies import for_input, for_operation, for_parameter
 
 _FILLS = ("empty", "fill", "full", "where", "new_", "zeros", "ones")
 """Operations that write given values (a mask of -inf), or leave memory uninitialized."""
 _FRAMES = 40
+_UNLOCATED = "the loss"
 
 
 def has_whole_loss_on_host(assembly: Assembly) -> bool:
@@ -66,6 +68,8 @@ class NonFiniteWatch:
     """Returns how many micro-batches with samples were computed in this step."""
     is_whole: bool
     """Whether the model computes without communication, so that this rank can rerun it alone."""
+    settings: str
+    """The settings that can keep a loss finite."""
 
     def over(self, task: Task) -> Task:
         """Return the task with its loss checked."""
@@ -96,13 +100,25 @@ class NonFiniteWatch:
         bad_rows = report.pop("rows")
         chosen = [ids[row] for row in bad_rows if row < len(ids)] if bad_rows else ids
         report["sample_ids"] = chosen
+        report["remedy"] = remedy = self._remedy(report)
         write_whole(self.folder / f"{self.rank:05d}.json", json.dumps(report, indent=2) + "\n")
+        first_in = "" if report["what"] == _UNLOCATED else f", first in {report['what']}"
+        samples = f" (samples {chosen[:8]}{'…' * (len(chosen) > 8)})" if chosen else ""
         return NonFiniteLoss(
-            f"train/loss = {value} at step {self.step() + 1} on rank {self.rank}: the loss is not "
-            f"finite, first in {report['what']} (samples {chosen[:8]}{'…' * (len(chosen) > 8)}); "
-            "check those samples, lower optimization.learning_rate or set "
-            "optimization.max_grad_norm"
+            f"train/loss = {value} at step {report['step']} on rank {self.rank}: the loss is not "
+            f"finite{first_in}{samples}; {remedy}"
         )
+
+    def _remedy(self, report: dict[str, Any]) -> str:
+        found_in, name = report["found_in"], report["name"]
+        if found_in == "input":
+            return for_input(has_ids=bool(report["sample_ids"]))
+        if found_in == "parameter":
+            return for_parameter(report["step"], self.settings)
+        if report["operation"]:
+            where = f"module {name}" if found_in == "module" else name
+            return for_operation(where, self.settings)
+        return for_operation("the model and the loss function", self.settings)
 
 
 def _describe(
@@ -125,7 +141,7 @@ def _describe(
         name, tensor = operation.module or "the loss function", operation.output
         what = f"the output of {operation.name} in {name}"
     else:
-        what = "the loss"
+        what = _UNLOCATED
     if operation is not None:
         frames = operation.frames
     local = own_part(tensor).detach()

@@ -168,10 +168,12 @@ class Ran:
 
     folder: Path
 
+    @cached_property
     def numbers(self) -> Numbers:
         """What the run reported for each step."""
         return read_numbers(self.folder / "run")
 
+    @cached_property
     def traces(self) -> dict[int, list[TraceEntry]]:
         """Rank → its trace; empty for a script with its own loop."""
         paths = sorted((self.folder / "trace").glob("trace-*.jsonl"))
@@ -218,7 +220,7 @@ def certify_parity(
         said = config["precision"]
         precision = "float8" if said.get("float8", "none") != "none" else str(said["dtype"])
         allowed = TOLERANCES[precision]
-        if not reference.traces():
+        if not reference.traces:
             notes.append(
                 "the script has its own loop, which is not traced: losses and gradient norms are "
                 "compared, not the gradient of each parameter"
@@ -244,26 +246,26 @@ class Compared:
     def itself(self) -> Itself:
         """The reference compared with itself; runs on first use."""
         nudged = replace(self.runner, hooks=f"{self.runner.hooks},{_NUDGED}").run(ONE_PROCESS)
-        expected, here = self.reference.numbers(), nudged.numbers()
+        expected, here = self.reference.numbers, nudged.numbers
         parting = first_parting(expected, here, self.allowed)
         return Itself(*largest_deviations(expected, here), parting)
 
     def traced_to(self, layout: AskedLayout, step: int) -> Divergence | None:
         """Run both once more with traces up to `step`, and locate the difference."""
-        longer = self.runner.run(ONE_PROCESS, step).traces().get(0, [])
-        return locate(longer, self.runner.run(layout, step).traces(), self.allowed)
+        longer = self.runner.run(ONE_PROCESS, step).traces.get(0, [])
+        return locate(longer, self.runner.run(layout, step).traces, self.allowed)
 
 
 def _certify_layout(compared: Compared, layout: AskedLayout) -> LayoutResult:
     reference, allowed = compared.reference, compared.allowed
     try:
         here = compared.runner.run(layout)
-        expected, numbers, traces = reference.numbers(), here.numbers(), here.traces()
+        expected, numbers, traces = reference.numbers, here.numbers, here.traces
         deviations = largest_deviations(expected, numbers)
         parting = first_parting(expected, numbers, allowed)
         divergence = None
         if parting is not None or allowed.judges_traces:
-            divergence = locate(reference.traces().get(0, []), traces, allowed)
+            divergence = locate(reference.traces.get(0, []), traces, allowed)
         if parting is not None and divergence is None and parting.step > TRACED_STEPS:
             if compared.itself.explains(parting, deviations[0]):
                 return LayoutResult(layout, *deviations, parting, itself=compared.itself)

@@ -103,7 +103,7 @@ def report_page(run: RunView, made_s: float) -> str:
             "figures": key_figures(run),
             "curves": _curves(run, of_machine=False),
             "machine_curves": _curves(run, of_machine=True),
-            "num_restarts": len(run.attempts) - 1,
+            "has_resumes": any(_resumes(run, series) for series in run.scalars.values()),
             "ledger": _ledger(run),
             "experts": _experts(run),
             "heats": _heats(run.ranks),
@@ -134,14 +134,24 @@ def curve_of(lines: Sequence[ChartLine], marks: Sequence[tuple[float, str]] = ()
 
 
 def _curves(run: RunView, *, of_machine: bool) -> list[Drawing]:
-    marks = [
-        (float(attempt.first_step), f"attempt {attempt.number} begins")
-        for attempt in run.attempts[1:]
-    ]
     return [
-        Drawing(title_of(name), _last_of(series), curve_of([ChartLine(series)], marks))
+        Drawing(
+            title_of(name),
+            _last_of(series),
+            curve_of([ChartLine(series)], _resumes(run, series)),
+        )
         for name, series in sorted(run.scalars.items(), key=lambda item: order_of(item[0]))
         if is_drawn(name) and is_about_the_machine(name) == of_machine and not series.is_empty
+    ]
+
+
+def _resumes(run: RunView, series: ChartSeries) -> list[tuple[float, str]]:
+    """Return the steps of the curve at which an attempt resumed from a checkpoint."""
+    begun = [(float(each.first_step), each.number) for each in run.attempts[1:]]
+    return [
+        (step, f"attempt {number} resumes")
+        for step, number in begun
+        if step > 1 and not series.is_empty and series.steps[0] <= step <= series.steps[-1]
     ]
 
 
@@ -186,14 +196,10 @@ def _heats(grid: RankGrid | None) -> list[Drawing]:
 def _heat_note(grid: RankGrid) -> str:
     per_row = max(np.diff(grid.rank_edges))
     per_column = max(np.diff(grid.step_edges))
+    column = f"the mean of {per_column:,} steps" if per_column > 1 else "a step"
     if per_row > 1:
-        return (
-            f"A row is {per_row:,} ranks, drawn as the slowest of them; a column is the mean of "
-            f"{per_column:,} steps."
-        )
-    if per_column > 1:
-        return f"A row is a rank, a column the mean of {per_column:,} steps."
-    return "A row is a rank, a column a step."
+        return f"A row is the slowest of {per_row:,} ranks, a column is {column}."
+    return f"A row is a rank, a column is {column}."
 
 
 def _checkpoint_sentence(saves: Sequence[CheckpointView]) -> str:

@@ -87,7 +87,8 @@ def curve_lines(
     gap = " " * max(1, width - _LABEL - len(left) - len(right))
     axis = Text(" " * _LABEL + left + gap + right, style="dim")
     if broken:
-        axis = Text(f"{broken} values are not finite, first at step {series.broken_steps[0]:.0f}")
+        are = "value is" if broken == 1 else "values are"
+        axis = Text(f"{broken:,} {are} not finite, first at step {series.broken_steps[0]:,.0f}")
         axis.stylize(f"bold {colour_of('bad').dark}")
     return [*lines, axis]
 
@@ -115,7 +116,7 @@ def attempt_lines(run: RunView, height: int) -> list[Text]:
     for attempt in list(run.attempts)[-height:]:
         text = Text(f"{attempt.number:>3} ")
         text.append(f"{attempt.kind:<10}", style=style_of_kind(attempt.kind))
-        text.append(f" {attempt.first_step:,}–{attempt.last_step:,}")
+        text.append(f" {attempt.steps}")
         text.append(f"  {duration_text(attempt.end_s - attempt.start_s)}", style="dim")
         if attempt.what:
             text.append(f"  {attempt.what}", style="dim")

@@ -19,7 +19,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from drivetrain.core.text import readable_rate
+from drivetrain.core.text import counted, readable_rate
 from drivetrain.view.compare import Row, RunComparison
 from drivetrain.view.follow import RunFollower
 from drivetrain.view.run_view import RunView
@@ -123,7 +123,7 @@ def _rank_title(run: RunView) -> tuple[str, str]:
     if run.recent is None:
         return "ranks", ""
     shown, every = len(run.recent.ranks), run.recent.num_ranks
-    title = f"{every:,} ranks" if shown == every else f"{shown:,} of {every:,} ranks"
+    title = counted(every, "rank") if shown == every else f"{shown:,} of {every:,} ranks"
     return title, slowest_sentence(run.recent)
 
 

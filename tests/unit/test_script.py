@@ -1,0 +1,62 @@
+"""Whether a script uses Drivetrain, judged by its source: nothing of it is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from drivetrain.supervise.script import imports_drivetrain
+
+PROJECT = {
+    "direct.py": "import torch\nfrom drivetrain import Trainer\n",
+    "inside.py": "def main():\n    import drivetrain\n",
+    "beside.py": "from tools.training import fit\n",  # tools has no __init__.py
+    "tools/training.py": "import drivetrain.train.trainer\n",
+    "through.py": "import json, pkg\n",
+    "pkg/__init__.py": "from . import inner\n",
+    "pkg/inner.py": "from .deep.end import model\n",
+    "pkg/deep/end.py": "from ..last import model\n",
+    "pkg/last.py": "from drivetrain import Task\n",
+    "pkg/__main__.py": "print('hello')\n",
+    "plain.py": "import torch\nimport plain, drivetrain_tools\nfrom . import drivetrain\n",
+    "broken.py": "from drivetrain import (\n",
+    "too_deep.py": "from ..................... import drivetrain\n",
+    "start.sh": "#!/bin/sh\npython direct.py\n",
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in PROJECT.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "binary").write_bytes(b"\x7fELF\0\1\2")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["direct", "inside", "beside", "through"])
+def test_an_import_counts_wherever_it_is_in_the_project(project: Path, name: str) -> None:
+    assert imports_drivetrain([f"{name}.py", "max_steps=3"])
+    assert imports_drivetrain([str(project / f"{name}.py")])
+    assert imports_drivetrain(["-m", name])
+
+
+@pytest.mark.parametrize(
+    "name", ["plain.py", "broken.py", "too_deep.py", "start.sh", "binary", "not_there.py"]
+)
+def test_what_does_not_import_it_or_is_not_python_does_not_use_it(project: Path, name: str) -> None:
+    assert not imports_drivetrain([name])
+    assert not imports_drivetrain([str(project / name)])
+
+
+def test_a_module_is_found_as_python_finds_it(project: Path) -> None:
+    assert imports_drivetrain(["-m", "pkg"]), "the package is imported before its __main__"
+    assert imports_drivetrain(["-m", "tools.training"])
+    assert imports_drivetrain(["-m", "drivetrain.verify.drills.workload"])
+    assert not imports_drivetrain(["-m", "plain"])
+    assert not imports_drivetrain(["-m", "json.tool"])
+    assert not imports_drivetrain(["-m", "not.there"])
+    (project / "drivetrain.py").write_text("")
+    assert imports_drivetrain(["direct.py"])
