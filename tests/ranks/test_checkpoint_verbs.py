@@ -85,6 +85,12 @@ def test_weights_in_one_file_are_the_trainers(run: Path, tmp_path: Path) -> None
     assert_same(load_file(tmp_path / "hf" / "model.safetensors"), trained(run))
 
 
+@pytest.mark.parametrize("size", ["0", "-1", "nan", "inf"])
+def test_files_of_no_size_are_refused(run: Path, tmp_path: Path, size: str) -> None:
+    with pytest.raises(ConfigError, match=r"--max-shard-gb = .*: must be a number above 0"):
+        says("export", run, tmp_path / "hf", "--max-shard-gb", size)
+
+
 def test_weights_in_several_files_are_the_trainers(run: Path, tmp_path: Path) -> None:
     says("export", run, tmp_path / "hf", "--max-shard-gb", 50_000 / 1e9)
     index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())

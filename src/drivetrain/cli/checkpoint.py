@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -59,6 +60,9 @@ def export(
     if best and step is not None:
         rule, remedy = "conflicts with --best", "give one of the two"
         raise ConfigError([Problem("--step", rule, remedy, step)])
+    if not 0 < max_shard_gb < math.inf:
+        rule, remedy = "must be a number above 0", "--max-shard-gb 5"
+        raise ConfigError([Problem("--max-shard-gb", rule, remedy, max_shard_gb)])
     manifest = located.choose(located.best_step() if best else step)
     try:
         shard_bytes = int(max_shard_gb * 1e9)

@@ -56,7 +56,7 @@ def export(
         ),
     ] = "auto",
     max_shard_gb: Annotated[
-        float, typer.Option(min=1e-6, help="Largest file in GB; weights above it are split.")
+        float, typer.Option(help="Largest file in GB; weights above it are split.")
     ] = 5.0,
 ) -> None:
     """Export the weights for other libraries, under the model's own names."""
