@@ -112,9 +112,10 @@ pages:                            ## what the code writes: commands, config keys
 play = rm -rf $(2) && mkdir -p $(2) && cp -r examples $(2) && \
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tests/pages/play.py $(1) $(2) $(3)
 
-tour:                             ## the commands of docs/tour.md, run here, and what they print written on the page (minutes)
+tour:                             ## the commands of docs/tour.md and docs/recovery.md, run here, and what they print written on the pages (minutes)
 	$(MAKE) setup EXTRA=dev-all
-	$(call play,docs/tour.md,build/played,--write)
+	$(call play,docs/tour.md,build/played/tour,--write)
+	$(call play,docs/recovery.md,build/played/recovery,--write)
 
 # The commands of an application's README, run in order; each must end as the page says. `make application-images WRITE=--write` puts
 # what they print on the page.

@@ -29,7 +29,7 @@ from drivetrain.plan.cost.estimate import CONTEXT_BYTES, FRAGMENTED, estimate, w
 from drivetrain.plan.cost.parts import rank_parts, stage_parts
 from drivetrain.plan.cost.timing import Ring, ring_along
 from drivetrain.plan.for_launch import plan_for_command, settings_of
-from drivetrain.plan.plan import kind_of, make_plan, why_best
+from drivetrain.plan.plan import MEMORY_ERROR, kind_of, make_plan, why_best
 from drivetrain.plan.profile.model import Size, Way, fit, part_numbers
 from drivetrain.plan.profile.profiling import Profiler
 from drivetrain.plan.profile.sources import find_subject, from_script
@@ -481,3 +481,12 @@ def test_context_parallel_ranks_hold_keys_of_the_whole_and_no_square_of_it() -> 
     assert shared[1].forward.attention_flops == pytest.approx(alone[1].forward.attention_flops / 2)
     # every rank has the loss of the whole
     assert shared[-1].saved == alone[-1].saved
+
+
+def test_the_error_that_plans_state_is_the_measured_one() -> None:
+    results = Path(__file__).parents[2] / "benchmarks" / "results"
+    measured = json.loads((results / "plan-memory" / "summary.json").read_text())
+    assert MEMORY_ERROR.startswith(
+        f"{measured['cases']} configurations on a CPU: median {measured['median']:.1%}, "
+        f"95th percentile {measured['p95']:.1%}"
+    )
