@@ -112,8 +112,9 @@ pages:                            ## what the code writes: commands, config keys
 play = rm -rf $(2) && mkdir -p $(2) && cp -r examples $(2) && \
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tests/pages/play.py $(1) $(2) $(3)
 
-tour:                             ## the commands of docs/tour.md and docs/recovery.md, run here, and what they print written on the pages (minutes)
+tour:                             ## the commands of the home page, docs/tour.md and docs/recovery.md, run here; what they print is written on the pages (minutes)
 	$(MAKE) setup EXTRA=dev-all
+	$(call play,docs/index.md,build/played/home,--write)
 	$(call play,docs/tour.md,build/played/tour,--write)
 	$(call play,docs/recovery.md,build/played/recovery,--write)
 

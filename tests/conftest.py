@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from drivetrain.config import script_reads
+
 # Timings are the machine's affair; the time limit of a test is pytest's.
 settings.register_profile("drivetrain", deadline=None)
 settings.load_profile("drivetrain")
@@ -15,6 +17,12 @@ settings.load_profile("drivetrain")
 @pytest.fixture(autouse=True)
 def _leave_nothing(no_leaks: None) -> None:
     """Every test of this project is held to it."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which keys a script has read is known for a process; tests share one."""
+    monkeypatch.setattr(script_reads, "_read", set())
 
 
 @pytest.fixture(autouse=True)

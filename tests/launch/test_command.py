@@ -4,7 +4,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from drivetrain.core.errors import ConfigError
-from drivetrain.launch.command import Command, add_our_flags, note_on, parse_command
+from drivetrain.launch.command import Command, add_our_flags, note_on, parse_command, parse_flags
 from drivetrain.launch.flag_values import environment_problems
 
 
@@ -72,13 +72,16 @@ def test_a_command_line_is_taken_apart(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("", "SCRIPT: not given"),
+        ("", "SCRIPT: not given; run drivetrain train"),
+        ("--nproc 2 train.py", "did you mean --nproc-per-node?"),
+        ("-n 2 train.py", "did you mean --nproc-per-node?"),
+        ("--lr 0.1 train.py", "--lr: unknown flag; the script's own flags go after the script"),
         ("--nprok-per-node 2 train.py", "did you mean --nproc-per-node?"),
         ("--num_processes 2 train.py", "did you mean --nproc-per-node?"),
         ("--num-processes=2 train.py", "did you mean --nproc-per-node?"),
         ("--num_machines 2 train.py", "did you mean --nnodes?"),
         ("--script train.py --backend mpi", "--backend = mpi: no such backend"),
-        ("train.py --nnodes", "--nnodes: needs a value"),
+        ("train.py --nnodes", "--nnodes: needs a value; write --nnodes VALUE"),
         ("--standalone=no train.py", "--standalone = no: takes no value; write --standalone alone"),
     ],
 )
@@ -86,6 +89,12 @@ def test_what_cannot_be_meant_is_said(line: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(line)
     assert message in str(caught.value)
+
+
+def test_a_scripts_flag_may_begin_like_the_launchers() -> None:
+    parser = get_args_parser()
+    args = parse_flags(parser, parse("--nnodes 1 train.py --nproc 2").torchrun_args)
+    assert args.training_script_args == ["--nproc", "2"]
 
 
 def test_torchrun_itself_understands_the_result() -> None:
@@ -109,8 +118,8 @@ RANKS = "a whole number, at least 1, or auto, cpu, gpu or xpu"
         ("--num-gpus", ["0"], RANKS),
         ("--max-restarts", ["many", "-1"], "a whole number, at least 0"),
         ("--spares", ["x", "-1", "1.5"], "a whole number, at least 0"),
-        ("--stall-timeout", ["abc", "0", "-5", "nan", "inf", "1m"], "seconds, more than 0"),
-        ("--grace-period", ["1h", "-1"], "seconds, 0 or more"),
+        ("--stall-timeout", ["abc", "0", "-5", "nan", "1m"], "seconds, more than 0, or inf"),
+        ("--grace-period", ["1h", "-1", "inf"], "seconds, 0 or more"),
         ("--master-port", ["foo", "65536"], "a port, 0 to 65535"),
         ("--rdzv-endpoint", ["node:port", ":29400", "[::1]:x"], "HOST or HOST:PORT"),
         ("--rdzv-conf", ["timeout", "a=1,b"], "key=value, with commas"),
@@ -144,7 +153,7 @@ def test_every_wrong_value_is_named_at_once() -> None:
         "--nnodes=1:2 --nproc-per-node=auto --max-restarts=0 --grace-period=0 --stall-timeout=0.5",
         "--rdzv-endpoint=host --rdzv-conf=a=1,b=2 --redirects=0:3,1:0 -r 3 -t 1 --spares=0",
         "--rdzv-endpoint=[::1]:29400 --rdzv-conf= --local-ranks-filter=0,1 --master-port=0",
-        "--rdzv-endpoint=[::1] --nproc-per-node=gpu --monitor-interval=0.1",
+        "--rdzv-endpoint=[::1] --nproc-per-node=gpu --monitor-interval=0.1 --stall-timeout=inf",
     ],
 )
 def test_a_value_that_a_flag_accepts_is_not(words: str) -> None:
@@ -177,7 +186,7 @@ def test_flags_of_the_launcher_that_the_script_gets_are_known(
 def test_the_note_names_the_flags_that_the_script_gets() -> None:
     assert note_on(("--time",), "train.py") == (
         "note: --time stands after train.py and was passed to it; to set Drivetrain's, put it "
-        "before the script; -- right after the script leaves out this note"
+        "before the script; put -- after the script to silence this note"
     )
     assert "--time, --env stand after train.py and were passed" in note_on(
         ("--time", "--env"), "train.py"

@@ -21,8 +21,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from drivetrain import Hook, Preempted, Task, Trainer, open_run
+from drivetrain.core.errors import StoppedByCtrlC
 from drivetrain.record import plain_run, requests, session
-from drivetrain.record.plain_run import StoppedScript, how_to_resume, is_plain
+from drivetrain.record.plain_run import how_to_resume, is_plain
 from drivetrain.record.requests import StopRequest
 from drivetrain.record.status import status_of
 
@@ -205,10 +206,12 @@ def plain(monkeypatch: pytest.MonkeyPatch, default_handler: None) -> None:
 
 @pytest.mark.usefixtures("plain")
 def test_a_script_can_catch_it_and_the_handler_is_back(quiet: dict[str, Any]) -> None:
-    with pytest.raises(Preempted) as caught:
+    with pytest.raises(KeyboardInterrupt) as caught:
         fit(quiet, "step")
     assert isinstance(caught.value, SystemExit)
     assert caught.value.code == Preempted.exit_code
+    # a loop over settings that goes on after errors must not go on after Ctrl-C
+    assert not isinstance(caught.value, Exception)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -224,7 +227,7 @@ def test_one_that_comes_too_late_interrupts_the_script_once_all_is_written(
 
 @pytest.mark.usefixtures("plain")
 def test_where_nothing_is_saved_it_is_not_said_how_to_resume(quiet: dict[str, Any]) -> None:
-    with pytest.raises(StoppedScript, match=r"no checkpoints .* so it cannot be resumed$"):
+    with pytest.raises(StoppedByCtrlC, match=r"no checkpoints .* so it cannot be resumed$"):
         fit({**quiet, "checkpoint": {"every_steps": None}}, "step")
 
 

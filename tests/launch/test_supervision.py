@@ -159,7 +159,7 @@ def test_a_crash_loop_stops_with_the_reason(tmp_path: Path) -> None:
     code, stderr = run.end()
     assert code == 1
     assert "the same error occurred twice after step 7 (ValueError at crash.py:5 in loss)" in stderr
-    last = "your code raised this after step 7, at crash.py:5 in loss: fix it, then run"
+    last = "your code raised this after step 7, at crash.py:5 in loss: fix it; run"
     assert stderr.rstrip().splitlines()[-1].startswith(last)
     whole = run.directory / "attempts" / "0002" / "tracebacks" / "00000.txt"
     assert "train/loop.py" in whole.read_text()

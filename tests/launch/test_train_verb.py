@@ -54,16 +54,20 @@ def test_what_is_started_is_said_before_torch_is_imported(tmp_path: Path) -> Non
         (
             ["--nproc-per-node=two"],
             "--nproc-per-node = two: must be a whole number, at least 1, or auto, cpu, gpu or xpu; "
-            "--nproc-per-node 2",
+            "write --nproc-per-node 2",
         ),
         (
             ["--nproc-per-node=xpu"],
-            "--nproc-per-node = xpu: this node has no such device; --nproc-per-node 2",
+            "--nproc-per-node = xpu: this node has no such device; write --nproc-per-node 2",
         ),
-        (["--nnodes=3:1"], "--nnodes = 3:1: the maximum is less than the minimum; --nnodes 1:3"),
+        (
+            ["--nnodes=3:1"],
+            "--nnodes = 3:1: the maximum is less than the minimum; write --nnodes 1:3",
+        ),
         (
             ["--stall-timeout=abc"],
-            "--stall-timeout = abc: must be a number of seconds, more than 0; --stall-timeout 60",
+            "--stall-timeout = abc: must be a number of seconds, more than 0, or inf; "
+            "write --stall-timeout 60",
         ),
     ],
 )
@@ -109,23 +113,23 @@ def test_a_flag_of_the_launcher_that_the_script_gets_is_told(tmp_path: Path) -> 
     [
         (
             ["verify", "resume", "x.py", "--steps", "ten"],
-            "--steps = ten: must be a whole number; drivetrain verify resume --help",
+            "--steps = ten: must be a whole number; run drivetrain verify resume --help",
         ),
         (
             ["watch", "runs/x", "--every=often"],
-            "--every = often: must be a number; drivetrain watch --help",
+            "--every = often: must be a number; run drivetrain watch --help",
         ),
         (
             ["probe", "--nproc-per-node", "0"],
-            "--nproc-per-node = 0: must be at least 1; drivetrain probe --help",
+            "--nproc-per-node = 0: must be at least 1; run drivetrain probe --help",
         ),
         (
             ["drill", "x.py", "--nproc-per-node=-1"],
-            "--nproc-per-node = -1: must be at least 1; drivetrain drill --help",
+            "--nproc-per-node = -1: must be at least 1; run drivetrain drill --help",
         ),
         (
             ["doctor", "--port", "3", "--port", "x"],
-            "--port = 3, x: must be a whole number; drivetrain doctor --help",
+            "--port = 3, x: must be a whole number; run drivetrain doctor --help",
         ),
         (
             ["doctor", "--on", "slum"],
@@ -133,7 +137,7 @@ def test_a_flag_of_the_launcher_that_the_script_gets_is_told(tmp_path: Path) -> 
         ),
         (
             ["tune", "x.py", "--space=s", "--nproc-per-trial=0"],
-            "--nproc-per-trial = 0: must be at least 1; drivetrain tune run --help",
+            "--nproc-per-trial = 0: must be at least 1; run drivetrain tune run --help",
         ),
     ],
 )
@@ -233,6 +237,29 @@ def test_a_config_mistake_is_shown_without_a_traceback(tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "did you mean global_batch_size?" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", "mine.py", "--epochs", "3", "name=k1"],
+        ["verify", "resume", "mine.py", "--steps", "4"],
+        ["verify", "parity", "mine.py", "--layouts", "ddp:2", "--steps", "2"],
+    ],
+)
+def test_a_parser_that_rejects_the_configs_arguments_is_told(
+    tmp_path: Path, command: list[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import argparse\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--epochs')\nargs = parser.parse_args()\n"
+    )
+    result = drivetrain(*command, cwd=tmp_path)
+    last = result.stderr.rstrip().splitlines()[-1]
+    assert result.returncode == 2
+    assert last.startswith("SCRIPT = mine.py: its parser accepts no key=value arguments, such as ")
+    assert "args, rest = parser.parse_known_args() and load_config(argv=rest)" in last
+    assert "NOT certified" not in result.stdout
 
 
 def test_a_script_finds_its_neighbours_and_its_arguments(tmp_path: Path) -> None:

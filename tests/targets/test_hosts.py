@@ -120,7 +120,7 @@ def test_everything_that_is_missing_is_said_before_the_start(desk: Desk) -> None
         desk.train("--python=/nowhere/python", *WORKLOAD)
     said = failure.value.stderr
     assert failure.value.returncode == 4
-    assert "h1: it has no /nowhere/python; --python PATH" in said
+    assert "h1: it has no /nowhere/python; write --python PATH" in said
     assert "h2: it has no /nowhere/python" in said
     assert "h9: ssh: " in said
     assert "check that `ssh h9 true` works without a password" in said

@@ -108,7 +108,7 @@ def test_a_launch_file_holds_flags_and_flags_win(desk: Path) -> None:
         ("--on slurm --gpus-per-node x train.py", "--gpus-per-node = x: must be a whole"),
         ("--on slurm --env NOT_SET_HERE train.py", "--env = NOT_SET_HERE: this variable is not"),
         ("--on slurm", "SCRIPT: not given"),
-        ("--on hosts train.py", "--hosts: not given; --hosts FILE"),
+        ("--on hosts train.py", "--hosts: not given; write --hosts FILE"),
         ("--hosts nowhere train.py", "--hosts = nowhere: No such file"),
         ("--launch-file nowhere.yaml train.py", "--launch-file = nowhere.yaml"),
     ],
@@ -218,6 +218,9 @@ def test_a_submitted_run_remembers_everything(desk: Path) -> None:
 
 def test_a_run_that_was_not_submitted_says_so(desk: Path) -> None:
     with pytest.raises(ConfigError, match="it has no job.json: the run was not submitted"):
+        submission.load(desk)
+    (desk / "run.yaml").touch()
+    with pytest.raises(ConfigError, match="RUN = .*: was started on this machine, not submitted"):
         submission.load(desk)
 
 

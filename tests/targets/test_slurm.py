@@ -192,5 +192,5 @@ def test_without_slurm_the_login_node_is_named(tmp_path: Path) -> None:
     )
     assert done.returncode == 4
     assert done.stderr.startswith(
-        "sbatch: Slurm's commands are not installed on this machine; submit from"
+        "sbatch: Slurm's commands are not installed on this machine; run this on"
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from drivetrain.core.errors import DrivetrainError, EnvironmentProblem
 from drivetrain.launch.job import Job
 from drivetrain.launch.target import State, Status
 from drivetrain.launch.targets import slurm
@@ -152,3 +153,27 @@ def test_scontrol_is_read() -> None:
 )
 def test_node_lists_are_expanded(text: str, names: tuple[str, ...]) -> None:
     assert slurm.expand(text) == names
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\n"
+        "sbatch: error: fetch_config: DNS SRV lookup failed\n"
+        "sbatch: fatal: Could not establish a configuration source",
+        "sbatch: error: s_p_parse_file: unable to status file /etc/slurm/slurm.conf: No such file",
+    ],
+)
+def test_a_machine_without_a_cluster_is_told_where_to_submit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    tool = tmp_path / "sbatch"
+    tool.write_text(f"#!/bin/sh\necho '{said}' >&2; exit 1\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(EnvironmentProblem, match="; run this on a login node of the cluster"):
+        slurm._slurm("sbatch", "--parsable", "job.sh")
+    tool.write_text("#!/bin/sh\necho 'sbatch: error: invalid partition' >&2; exit 1\n")
+    with pytest.raises(DrivetrainError, match="sbatch: sbatch: error: invalid partition") as caught:
+        slurm._slurm("sbatch", "--parsable", "job.sh")
+    assert caught.value.exit_code == 1

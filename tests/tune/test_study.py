@@ -20,7 +20,7 @@ from drivetrain.launch.guardian import LOCK
 from drivetrain.launch.target import State as JobState
 from drivetrain.launch.target import Status
 from drivetrain.launch.targets.local import Local
-from drivetrain.tune import decide
+from drivetrain.tune import decide, trial_run
 from drivetrain.tune.decide import Work
 from drivetrain.tune.journal import Asked, Ended, Journal, read_journal
 from drivetrain.tune.settings import Settings, Study, load_study, open_study
@@ -248,13 +248,16 @@ def test_a_job_that_found_its_run_taken_says_nothing_of_the_trial(tmp_path: Path
     assert end.outcome == "failed"
 
 
-def test_a_trial_whose_supervisor_is_killed_again_and_again_has_failed(tmp_path: Path) -> None:
+def test_a_trial_whose_supervisor_is_killed_again_and_again_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_run, "_last_line", lambda _: "step 50/100  loss 0.3")
     made = runner(tmp_path, max_restarts=2)
     status = Status(JobState.FAILED, "exit code 137", exit_code=137)
     ends = [made.result(Work(0, 0), status, resumed) for resumed in range(3)]
     assert ends[:2] == [None, None]
     assert ends[2] is not None
-    assert ends[2].outcome == "failed"
+    assert (ends[2].outcome, ends[2].reason) == ("failed", "exit code 137")
 
 
 def test_the_value_is_the_last_evaluations(tmp_path: Path) -> None:

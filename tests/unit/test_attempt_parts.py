@@ -449,8 +449,8 @@ def test_a_mistake_in_the_users_code_has_its_remedy(who: str, remedy: str) -> No
     )
     whole = paragraph(report(EndKind.FAILED, RankFailure(0, 1, 1, text)))
     assert whole.endswith(
-        f"\n\n{who} raised this after step 4, at train.py:3 in loss: {remedy}, then run the same "
-        "command again; it resumes from the newest checkpoint, if there is one"
+        f"\n\n{who} raised this after step 4, at train.py:3 in loss: {remedy}; run the same "
+        "command again"
     )
 
 

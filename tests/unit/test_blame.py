@@ -156,13 +156,15 @@ def failed(kind: EndKind = EndKind.FAILED, whole: Path | None = None) -> Attempt
 
 
 def test_the_last_sentence_says_who_when_where_and_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "00000.txt").touch()
-    said = paragraph(failed(whole=tmp_path / "00000.txt"))
+    file = tmp_path / "mine" / "attempts" / "0001" / "tracebacks" / "00000.txt"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    said = paragraph(failed(whole=file))
     assert said.splitlines()[-1] == (
-        "the hook Upload.on_log raised this after step 3, at hooks.py:31 in on_log: fix it, then "
-        "run the same command again; it resumes from the newest checkpoint, if there is one"
+        "the hook Upload.on_log raised this after step 3, at hooks.py:31 in on_log: fix it; to "
+        f"resume, run the same command again with --run-dir {tmp_path / 'mine'} before the script"
     )
-    assert f"full traceback: {tmp_path / '00000.txt'}" in said
+    assert f"full traceback: {file}" in said
     assert "trainer.py" not in said
     unwritten = paragraph(failed(whole=tmp_path / "none.txt"))  # nowhere else to be read
     assert "trainer.py" in unwritten

@@ -170,8 +170,8 @@ def test_before_a_run_is_open_no_micro_batch_is_to_blame() -> None:
     killed = verdict(failed(-9), "h", is_starting=True)
     assert killed == (
         "rank 0 (pid 10, h) failed first: killed by SIGKILL, without a traceback: either something "
-        "outside the run killed it, or the kernel did because memory ran out; `dmesg` and oom_kill "
-        "in memory.events of its control group show which"
+        "outside the run killed it, or the kernel did because memory ran out (then `dmesg` says "
+        "so)"
     )
     assert verdict(failed(-11), "h", is_starting=True) == (
         "rank 0 (pid 10, h) failed first: killed by SIGSEGV: native code crashed; "

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.config import ResolvedConfig, load_config
+from drivetrain.config.script_parser import is_parserless, settings_problem
 from drivetrain.core.errors import ConfigError, EnvironmentProblem
 from drivetrain.testing import run_ranks
 
@@ -103,6 +104,69 @@ def test_what_would_be_ignored_in_silence_is_refused(
     words: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert refused(monkeypatch, *words) == expected
+
+
+TRAINS = "from drivetrain import load_config\nload_config()\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "beside", "is_certain"),
+    [
+        (f"import torch, math\n{TRAINS}", "", True),
+        (f"import beside\nmodel.eval()\n{TRAINS}", "import numpy\n", True),
+        (f"import beside\n{TRAINS}", "from sys import argv\n", False),
+        (f"import argparse\n{TRAINS}", "", False),
+        (f"import a_library_of_theirs\n{TRAINS}", "", False),
+        (f"from .settings import flags\n{TRAINS}", "", False),
+        (f"exec(open('x').read())\n{TRAINS}", "", False),
+        ("it is not python (", "", False),
+    ],
+)
+def test_only_what_certainly_reads_no_flags_has_no_parser(
+    tmp_path: Path, script: str, beside: str, is_certain: bool
+) -> None:
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "beside.py").write_text(beside)
+    assert is_parserless(str(tmp_path / "train.py")) is is_certain
+
+
+@pytest.mark.parametrize(
+    ("source", "is_rejected"),
+    [
+        ("args = parser.parse_args()", True),
+        ("args, rest = parser.parse_known_args()", False),
+        ("args = parser.parse_args(own)", False),
+        ("parser.add_argument('rest', nargs='*')\nargs = parser.parse_args()", False),
+        ("load_config()", False),
+    ],
+)
+def test_a_parser_that_rejects_the_configs_words_is_found(
+    tmp_path: Path, source: str, is_rejected: bool
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(source)
+    found = settings_problem(str(script), ["--epochs", "3", "name=k1"])
+    assert (found is not None) is is_rejected
+    assert settings_problem(str(script), ["--epochs=3"]) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--lr=0.1"], "--lr: the script has no parser that reads it; write optimization.learn"),
+        (["--wd", "0.1"], "--wd: the script has no parser that reads it; "),
+        (["--local-rank=0", "--deepspeed"], ""),  # a launcher adds these to every script's words
+    ],
+)
+def test_flags_of_a_script_that_reads_none_are_refused(
+    tmp_path: Path, words: list[str], said: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"from drivetrain import load_config\nload_config(defaults={DEFAULTS})\n")
+    command = [sys.executable, str(script), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) is (not said)
+    assert said in done.stderr
 
 
 def test_words_that_are_handed_over_are_all_the_configs() -> None:

@@ -453,6 +453,7 @@ def test_the_key_that_was_meant_is_found_by_its_name_or_its_spelling() -> None:
 def test_what_other_tools_call_a_key_is_translated() -> None:
     assert nearest_key("batch_size") == "global_batch_size"
     assert nearest_key("lr") == "optimization.learning_rate"
+    assert nearest_key("optimization.lr") == "optimization.learning_rate"
     assert nearest_key("evaluation.batch_siz") == "evaluation.batch_size"
     assert set(_OF_OTHER_TOOLS.values()) <= set(leaf_keys())
 

@@ -15,9 +15,10 @@ from drivetrain.diagnose import crash, divergence, hang, slow, straggler
 from drivetrain.diagnose.collectives import Call, Calls
 from drivetrain.diagnose.evidence import Evidence
 from drivetrain.diagnose.finding import Finding, Kind, Severity, by_severity, listed
-from drivetrain.diagnose.run import diagnose
+from drivetrain.diagnose.run import diagnose, with_recovery
 from drivetrain.diagnose.stacks import Frame, Stacks, Thread, parse_stacks, traceback_line
 from drivetrain.diagnose.trace import summarize
+from drivetrain.record.reading import PastAttempt
 
 USERS = Frame("/home/ada/train.py", 31, "loss")
 OTHER_LINE = Frame("/home/ada/train.py", 44, "loss")
@@ -87,7 +88,7 @@ def test_the_rank_that_never_came_is_named_with_its_line() -> None:
     finding = hang.judge(evidence)
     assert finding is not None
     assert (finding.kind, finding.ranks, finding.line) == (Kind.HANG, (1,), "train.py:44 in loss")
-    assert "rank 1 (h1) never reached the all_reduce [7]" in finding.what
+    assert "rank 1 (h1) never reached the all_reduce of shape [7]" in finding.what
 
 
 def test_of_three_ranks_the_one_that_calls_something_else_is_the_odd_one() -> None:
@@ -147,7 +148,7 @@ def test_a_rank_that_gloo_aborted_is_told_by_its_stack_and_the_others_calls() ->
     finding = crash.judge(Evidence(1, end=end, stacks=at, calls={0: told}))
     assert finding is not None
     assert (finding.kind, finding.ranks) == (Kind.MISMATCH, (1,))
-    assert "called all_reduce [7] at train.py:44 in loss where rank 0" in finding.what
+    assert "called all_reduce of shape [7] at train.py:44 in loss where rank 0" in finding.what
 
 
 def test_ranks_that_wait_for_each_other_in_two_groups_are_both_named() -> None:
@@ -328,6 +329,38 @@ def test_a_trace_is_summed_up_with_what_overlaps_and_what_does_not() -> None:
     assert {operator.name: operator.self_s for operator in summary.top} == pytest.approx(
         {"aten::linear": 20e-6, "aten::mm": 20e-6}
     )
+
+
+def test_what_a_later_attempt_recovered_from_says_so() -> None:
+    failed = {"kind": "failed", "step": 4, "failures": [failure(0, 1, "ValueError: no")]}
+    again = {"kind": "failed", "step": 4, "failures": [failure(0, 1, "ValueError: no")]}
+    done = {"kind": "finished", "step": 9}
+    first, second = with_recovery([Evidence(1, end=failed), Evidence(2, end=again)])
+    assert (first.severity, first.recovered_by) == (Severity.ERROR, None)
+    assert first.when == "attempt 1"
+    attempts = [Evidence(1, end=failed), Evidence(2, end=again), Evidence(3, end=done)]
+    first, second = with_recovery(attempts)
+    assert first.severity is second.severity is Severity.WARNING
+    assert first.when == "attempt 1, recovered by attempt 3"
+    went_on = Evidence(2, end={**again, "step": 6})
+    first, second = with_recovery([Evidence(1, end=failed), went_on])
+    assert (first.severity, first.recovered_by) == (Severity.ERROR, 2)
+
+
+def test_what_was_not_finite_is_named_once() -> None:
+    numbers = {"num_nan": 28, "num_inf": 0, "num_elements": 32, "step": 3, "what": "the loss"}
+    report = {"found_in": "loss", "name": "the loss function", **numbers}
+    finding = divergence.judge(Evidence(1, end={}, non_finite={0: report}))
+    assert finding is not None
+    assert finding.evidence[0] == "the loss function: 28 nan, 0 inf of 32 values"
+    assert finding.kind.label == "non-finite loss"
+
+
+@pytest.mark.parametrize(("most", "said"), [(0.213, "for 21% of"), (0.24, "for 21% to 24% of")])
+def test_one_share_is_said_once(most: float, said: str) -> None:
+    resources = {"0": {"starved_share": 0.21}, "1": {"starved_share": most}}
+    (found,) = slow._oversubscribed(PastAttempt(1, {}, {"resources": resources}))
+    assert said in found.what
 
 
 def test_findings_survive_json_and_the_worst_comes_first() -> None:

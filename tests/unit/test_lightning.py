@@ -232,13 +232,16 @@ def test_what_cannot_be_honoured_is_refused() -> None:
         Task.from_lightning(nn.Linear(2, 2))
 
 
-def test_the_configs_learning_rate_is_refused(quiet: dict[str, Any]) -> None:
+def test_a_learning_rate_beside_the_modules_optimizer_is_announced(quiet: dict[str, Any]) -> None:
     config = {"global_batch_size": BATCH, "max_steps": 1, **quiet}
     config["optimization"] = {"learning_rate": 0.1}
-    with pytest.raises(
-        ConfigError, match=r"learning_rate = 0\.1: .*own optimizer \(AdamW, lr = 0.02"
-    ):
-        Trainer(Task.from_lightning(lambda: Module("alone"), Data()), config).fit()
+    trainer = Trainer(Task.from_lightning(lambda: Module("alone"), Data()), config)
+    trainer.fit()
+    assert trainer.assembly is not None
+    warning = (
+        "learning_rate = 0.1 has no effect: the script has its own optimizer (AdamW, lr = 0.02"
+    )
+    assert any(warning in note for note in trainer.assembly.notes)
 
 
 def test_what_configure_optimizers_may_return() -> None:

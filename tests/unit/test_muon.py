@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from drivetrain import Muon
+from drivetrain.config.load import load_config
 from drivetrain.config.schema import Optimization
 from drivetrain.core.errors import ConfigError
 from drivetrain.train.optimization.optimizers import from_config
@@ -59,8 +60,8 @@ def test_an_optimizer_of_the_tasks_own_and_the_configs_are_refused_together(tmp_
         "max_steps": 1,
         "global_batch_size": 4,
         "output_dir": str(tmp_path),
-        "optimization": {"optimizer": "muon", "momentum": 0.9},
     }
+    words = ["optimization.optimizer=muon", "optimization.momentum=0.9"]
     with pytest.raises(ConfigError, match="its own optimizer") as error:
-        Trainer(task, config).fit(Sentences(8))
+        Trainer(task, load_config(argv=words, defaults=config)).fit(Sentences(8))
     assert "optimization.momentum" in str(error.value)

@@ -81,6 +81,10 @@ def test_everything_wrong_with_layouts_is_said_at_once() -> None:
         "seed=1@0",
         "seed=2",
     ]
+    with pytest.raises(ConfigError, match="ddp2: is not a layout; did you mean ddp:2?"):
+        parse_layouts("ddp2")
+    with pytest.raises(ConfigError, match="did you mean hsdp:2x2?"):
+        parse_layouts("hsdp2x2")
     with pytest.raises(ConfigError, match="names no layout"):
         parse_layouts(" ,")
 

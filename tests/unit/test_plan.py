@@ -336,8 +336,11 @@ def test_clusters_by_name() -> None:
     [
         ("h10:8", "did you mean h100?"),
         ("H10:8", "did you mean h100?"),
+        ("h100x8", "did you mean h100:8?"),
+        ("P5.48XLARGEx2", "did you mean p5.48xlarge:2?"),
         ("h100:x", "the count is not a whole number"),
         ("h100:12", "devices come in nodes of 8"),
+        ("cluster.yaml", "--cluster: no cluster was given, and there is no cluster.yaml in this"),
         ("nowhere.yaml", "no such file; name the hardware, as in --cluster h100:8, or measure"),
     ],
 )
@@ -421,7 +424,10 @@ def test_a_loop_of_ones_own_is_refused_before_it_trains(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(OWN_LOOP)
-    refusal = r"SCRIPT = train.py: trains in its own loop \(prepare\), which cannot be planned"
+    refusal = (
+        r"SCRIPT = train.py: trains in its own loop \(prepare\), which cannot be planned; use "
+        r"Trainer.fit, or describe one step .* as docs/planning.md shows under \"A script with"
+    )
     planned = CliRunner().invoke(app, ["plan", "train.py", "--cluster", "h100:8"])
     assert isinstance(planned.exception, ConfigError)
     assert planned.exception.exit_code == 2

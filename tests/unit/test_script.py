@@ -60,3 +60,26 @@ def test_a_module_is_found_as_python_finds_it(project: Path) -> None:
     assert not imports_drivetrain(["-m", "not.there"])
     (project / "drivetrain.py").write_text("")
     assert imports_drivetrain(["direct.py"])
+
+
+def test_the_package_of_a_module_may_be_installed(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = project / "site-packages"
+    for name, text in {
+        "mine/__init__.py": "",
+        "mine/train.py": "import other\nfrom mine.engine import run\n",
+        "mine/engine.py": "import drivetrain\n",
+        "mine/tools.py": "import other\n",
+        "other/__init__.py": "import drivetrain\n",
+    }.items():
+        (installed / name).parent.mkdir(parents=True, exist_ok=True)
+        (installed / name).write_text(text)
+    monkeypatch.syspath_prepend(installed)
+    assert imports_drivetrain(["-m", "mine.train"])
+    assert not imports_drivetrain(["-m", "mine.tools"]), "other libraries are not followed"
+
+
+def test_a_source_that_cannot_be_parsed_is_not_known_to_use_it(project: Path) -> None:
+    (project / "deep.py").write_text("import drivetrain\nx = " + "-" * 100_000 + "1\n")
+    assert not imports_drivetrain(["deep.py"])

@@ -310,14 +310,24 @@ def test_a_killed_script_that_could_only_start_over_is_told_so() -> None:
     assert decide(replace(killed, by_signal=False), [], Budgets()) == Decision(False)
 
 
+def test_two_tries_give_a_slow_line_as_much_time_as_three_doublings_would() -> None:
+    watch = StallWatch(Patience(stepping_s=1.0, otherwise_s=100))
+    allowed = []
+    for _ in range(5):
+        allowed.append(watch.allowed_s(page(3, 0.0, slowest_step_s=0.001), 0.001))
+        watch.be_more_lenient()
+    assert allowed == [1.0, 4.0, 16.0, 64.0, 64.0]
+
+
 def test_a_hang_at_the_same_place_and_step_is_not_tried_a_third_time() -> None:
     hang = End(EndKind.STALLED, 7, fault="rank 1 at train.py:8 in loss")
     assert decide(hang, [], Budgets()).restart
     again = decide(hang, [hang, End(EndKind.RESIZED, 7)], Budgets())
     assert again == Decision(
         False,
-        "it hung twice after step 7 at the same place (rank 1 at train.py:8 in loss); it would "
-        "hang again. If that line is only slow, raise --stall-timeout and --slow-timeout",
+        "it hung twice after step 7 at the same place (rank 1 at train.py:8 in loss), although "
+        "it had longer the second time. If that line is only slow, raise --stall-timeout and "
+        "--slow-timeout",
     )
     assert decide(hang, [replace(hang, step=6)], Budgets()).restart
     assert decide(hang, [replace(hang, fault="rank 0 at train.py:8 in loss")], Budgets()).restart

@@ -175,3 +175,19 @@ def test_every_state_has_a_sentence(state: str) -> None:
     said = verdict(run_view(state=state))
     assert "100" in said
     assert said.endswith(".")
+
+
+def test_values_that_nobody_set_are_not_listed_as_set() -> None:
+    config = {
+        "seed": ("7", "command line"),
+        "name": ("again", "default: in runs/old/run.yaml"),
+        "optimization.momentum": ("0.9", "unused: the script has its own optimizer"),
+    }
+    page = report_page(run_view(config=config), 0.0)
+    set_by_somebody, _, others = page.partition("Values that were set, and where.")[2].partition(
+        "<details"
+    )
+    assert "seed" in set_by_somebody
+    assert "again" not in set_by_somebody
+    assert "momentum" not in set_by_somebody
+    assert "again" in others

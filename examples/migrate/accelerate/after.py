@@ -25,7 +25,7 @@ defaults = {
     "optimization": {"max_grad_norm": 1.0},
 }
 config = drivetrain.load_config(defaults=defaults)
-loader = DataLoader(data)
+loader = DataLoader(data)  # in order, as before
 loop = drivetrain.prepare(model, optimizer, loader, config, scheduler=scheduler)
 
 for step in loop.steps():

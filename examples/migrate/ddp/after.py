@@ -22,7 +22,7 @@ defaults = {
     "optimization": {"max_grad_norm": 1.0},
 }
 config = drivetrain.load_config(defaults=defaults)
-loop = drivetrain.prepare(model, optimizer, DataLoader(data), config)
+loop = drivetrain.prepare(model, optimizer, DataLoader(data), config)  # in order, as before
 
 for step in loop.steps():
     for x, y in step:

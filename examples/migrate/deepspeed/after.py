@@ -24,7 +24,7 @@ settings = {
 }
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 config = drivetrain.load_config(defaults=settings)
-loop = drivetrain.prepare(model, optimizer, DataLoader(data), config)
+loop = drivetrain.prepare(model, optimizer, DataLoader(data), config)  # in order, as before
 
 for step in loop.steps():
     for x, y in step:

@@ -38,7 +38,7 @@ arguments = TrainingArguments(
 )
 config = load_config(defaults=config_from_training_arguments(arguments))
 trainer = Trainer(Task(make_model, lambda model, batch: model(**batch).loss), config)
-history = trainer.fit(DataLoader(data))
+history = trainer.fit(DataLoader(data))  # in order, as before
 if trainer.is_main:
     trainer.model.save_pretrained("runs/trained")
     print("losses", json.dumps(history.losses))

@@ -329,9 +329,9 @@ def _show(findings: list[Finding], console: Console) -> None:
         if number:
             console.print()
         head = Text(finding.severity.value, style=_COLOURS[finding.severity])
-        head.append(f"  {finding.kind.value.replace('_', ' ')}", style="bold")
-        if finding.attempt is not None:
-            head.append(f"  (attempt {finding.attempt})", style="dim")
+        head.append(f"  {finding.kind.label}", style="bold")
+        if finding.when:
+            head.append(f"  ({finding.when})", style="dim")
         console.print(head)
         _print(console, Text(finding.what), 2)
         _print(console, Text(f"→ {finding.remedy}", style="green"), 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,6 +24,10 @@ from drivetrain.core.section import Section
 #     nodes: 8
 #
 # Values in the file take precedence over the catalogue's.
+
+
+DEFAULT = "cluster.yaml"
+"""The file that is read if no cluster is named, and that `drivetrain probe` writes."""
 
 
 class ClusterFile(Section):
@@ -77,9 +81,16 @@ def read_cluster(said: str) -> ClusterFile:
         if number % per_node:
             raise _refused(said, "devices come in nodes of 8", f"use {number // 8 * 8 + 8}")
         return ClusterFile(device=name, devices_per_node=per_node, nodes=number // per_node)
-    near = nearest(name, names)
+    near = _with_count(said, names) or nearest(name, names)
     remedy = f"did you mean {near}?" if near else "give a cluster.yaml or a name from the catalogue"
     raise _refused(said, "neither a file nor a name from the catalogue", remedy)
+
+
+def _with_count(said: str, names: Sequence[str]) -> str | None:
+    """`h100x8` → `h100:8`: a name and a count that are joined in another way."""
+    name, _, count = said.lower().replace("*", "x").rpartition("x")
+    known = next((each for each in names if each.lower() == name), None)
+    return f"{known}:{count}" if known and count.isdigit() else None
 
 
 def _is_file(said: str) -> bool:
@@ -116,6 +127,14 @@ def _read(path: Path) -> ClusterFile:
         document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         return ClusterFile.model_validate(document)
     except FileNotFoundError as error:
+        if str(path) == DEFAULT:
+            rule = f"no cluster was given, and there is no {DEFAULT} in this directory"
+            remedy = (
+                "name the hardware, as in --cluster h100:8, or measure this machine: drivetrain "
+                "probe"
+            )
+            problem = Problem("--cluster", rule, remedy, has_value=False)
+            raise ConfigError([problem]) from error
         remedy = (
             "name the hardware, as in --cluster h100:8, or measure this machine: "
             f"drivetrain probe --output {path}"

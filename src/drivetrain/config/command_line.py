@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from drivetrain.config.keys import leaf_keys
+from drivetrain.config.keys import leaf_keys, nearest_key
+from drivetrain.config.script_parser import is_parserless
 from drivetrain.core.errors import Problem
 from drivetrain.core.flags import AFTER_SCRIPT, ALIASES
 
@@ -63,8 +65,10 @@ def own_flags(words: Sequence[str]) -> tuple[list[str], tuple[str, ...], list[Pr
     """Return the config's arguments, the names of the script's own flags, and problems.
 
     Flags that would otherwise be silently ignored are refused: a launcher flag, a config key with
-    dashes, and --help, which the script's parser would already have handled.
+    dashes, --help, which the script's parser would already have handled, and every flag of a script
+    that certainly reads none.
     """
+    reads_none = _reads_no_flags()
     ours: list[str] = []
     left: list[str] = []
     problems: list[Problem] = []
@@ -75,13 +79,39 @@ def own_flags(words: Sequence[str]) -> tuple[list[str], tuple[str, ...], list[Pr
             ours.append(word)
             is_after_flag = False
         elif word.startswith("-"):
-            problem = _refused(word)
+            problem = _refused(word) or (_unread(word) if reads_none else None)
             problems += [problem] if problem else []
             left += [] if problem else [word.partition("=")[0]]
             is_after_flag = True
         elif not is_after_flag:  # a flag's values belong to the flag
             ours.append(word)
     return ours, tuple(left), problems
+
+
+def _is_of_launcher(flag: str) -> bool:
+    """True for what torch.distributed.launch or an engine's launcher adds to every script."""
+    name = flag.replace("_", "-").removesuffix("-config").lstrip("-")
+    return name == "local-rank" or name in _engines()
+
+
+def _reads_no_flags() -> bool:
+    """True if the script that was started certainly has no parser."""
+    script, running = sys.argv[0], getattr(sys.modules["__main__"], "__file__", None)
+    if running is None or not script.endswith(".py"):
+        return False
+    is_itself = Path(running).resolve() == Path(script).resolve()
+    has_hooks = "DRIVETRAIN_HOOKS" in os.environ  # code from elsewhere, which may read flags
+    return is_itself and not has_hooks and is_parserless(script)
+
+
+def _unread(word: str) -> Problem | None:
+    flag, _, value = word.partition("=")
+    if _is_of_launcher(flag):
+        return None
+    near = nearest_key(flag.lstrip("-").replace("-", "_"))
+    meant = f"write {near}={value or '…'}" if near else "leave it out"
+    remedy = f"{meant}, or read it in the script: parser.parse_known_args(), load_config(argv=rest)"
+    return Problem(flag, "the script has no parser that reads it", remedy, has_value=False)
 
 
 def _refused(word: str) -> Problem | None:

@@ -46,6 +46,8 @@ def nearest_key(unknown: str) -> str | None:
     for path in leaf_keys():
         if path.rpartition(".")[2] == leaf:
             return path
+    if translated := nearest(leaf, (), _OF_OTHER_TOOLS):
+        return translated
     by_leaf = {path.rpartition(".")[2]: path for path in reversed(leaf_keys())}
     near = nearest(unknown, leaf_keys(), cutoff=0.75)
     near_leaf = nearest(leaf, by_leaf)

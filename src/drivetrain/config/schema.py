@@ -7,11 +7,13 @@ A strategy's section is defined in the strategy's own folder.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import Field, create_model
 
+from drivetrain.config.script_reads import OPTIMIZER_KEYS, WHOLE_CONFIG, note_read
 from drivetrain.core.plugins import Plugins
 from drivetrain.core.section import Section
 from drivetrain.core.traits import STRATEGIES, Traits, all_traits, traits_of
@@ -174,6 +176,10 @@ class Model(Section):
     `pretrained` is set."""
 
 
+_WHOLE = ("__dict__", "model_dump", "model_dump_json")
+"""What reads all keys of a section at once."""
+
+
 class Optimization(Section):
     """Learning rate, optimizer and gradient clipping. Steps are optimizer steps."""
 
@@ -219,6 +225,19 @@ class Optimization(Section):
     and out-of-tree devices. Their results differ in the last bits."""
     max_grad_norm: float | None = Field(default=None, gt=0)
     """Clip the global gradient norm to this. null: no clipping."""
+
+    def __getattribute__(self, name: str) -> Any:
+        """Return an attribute; what the script reads here, it may use in its own optimizer."""
+        if name in OPTIMIZER_KEYS:
+            note_read(name)
+        elif name in _WHOLE:
+            note_read(*OPTIMIZER_KEYS)
+        return super().__getattribute__(name)
+
+    def __iter__(self) -> Generator[tuple[str, Any], None, None]:
+        """Iterate over keys and values, as `dict(section)` does."""
+        note_read(*OPTIMIZER_KEYS)
+        return super().__iter__()
 
     @property
     def needs_the_end(self) -> bool:
@@ -524,3 +543,8 @@ class RunConfig(Section):
     """Events, sinks, progress."""
     sentinel: Sentinel = Sentinel()
     """Checks for silent errors."""
+
+    def model_dump(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return all values as a dict, from which the script may use any."""
+        note_read(WHOLE_CONFIG)
+        return super().model_dump(*args, **kwargs)

@@ -27,7 +27,14 @@ class Problem:
 
     def __str__(self) -> str:
         shown = f" = {_shown(self.value)}" if self.has_value else ""
-        return f"{self.where}{shown}: {self.rule}; {self.remedy}"
+        return f"{self.where}{shown}: {self.rule}; {_with_verb(self.remedy)}"
+
+
+def _with_verb(remedy: str) -> str:
+    """A remedy that is only what to write, a flag or a command, is introduced by a verb."""
+    verbs = {"-": "write ", "drivetrain ": "run "}
+    verb = next((verb for start, verb in verbs.items() if remedy.startswith(start)), "")
+    return f"{verb}{remedy}"
 
 
 def _shown(value: Any) -> str:
@@ -76,6 +83,22 @@ class Preempted(DrivetrainError):
     """The run was asked to stop and has saved; start it again to resume."""
 
     exit_code = 75  # sysexits' "temporary failure": try again
+
+
+class StoppedByCtrlC(KeyboardInterrupt, SystemExit):
+    """Ctrl-C in a plain `python script.py`: the run has saved; start it again to resume.
+
+    What a script does on Ctrl-C, in `except KeyboardInterrupt:`, is done; `except Exception:` does
+    not catch it. Uncaught, it ends the process like `SystemExit`: with its code, no traceback.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.code = Preempted.exit_code
+
+
+STOPS = (Preempted, StoppedByCtrlC)
+"""What ends a run that was asked to stop and may resume."""
 
 
 class NonFiniteLoss(DrivetrainError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from drivetrain.core.hints import nearest
 
 ALIASES = {
     "--num-gpus": "--nproc-per-node",
@@ -12,6 +14,11 @@ ALIASES = {
 }
 # Accelerate counts processes over all nodes, Drivetrain per node: only a hint, not an alias.
 OF_OTHER_TOOLS = {
+    "-n": "--nproc-per-node",
+    "-np": "--nproc-per-node",
+    "--np": "--nproc-per-node",
+    "--nproc": "--nproc-per-node",
+    "--gpus": "--nproc-per-node",
     "--num-processes": "--nproc-per-node",
     "--num-machines": "--nnodes",
 }
@@ -34,6 +41,18 @@ AFTER_SCRIPT = {
     "--max-preemptions",
     "--max-startup-failures",
 }
+
+
+def nearest_flag(said: str, known: Iterable[str]) -> str | None:
+    """Return the flag that was probably meant, or None.
+
+    Dashes are not compared, and a flag of one letter is similar to nothing: most would match.
+    """
+    if said in OF_OTHER_TOOLS:
+        return OF_OTHER_TOOLS[said]
+    by_name = {flag.lstrip("-"): flag for flag in known if len(flag.lstrip("-")) > 1}
+    near = nearest(said.lstrip("-"), by_name)
+    return by_name[near] if near else None
 
 
 def values_of(argv: Sequence[str], flag: str) -> list[str]:

@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from drivetrain.core.errors import Preempted
+from drivetrain.core.errors import STOPS, Preempted
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -38,7 +38,7 @@ def is_failing() -> bool:
     if hasattr(sys, "ps1"):  # an interactive session outlives its errors
         return False
     error = getattr(sys, "last_value", None)  # set when an uncaught error is printed
-    return error is not None and not isinstance(error, Preempted)
+    return error is not None and not isinstance(error, STOPS)
 
 
 def is_interactive() -> bool:

@@ -52,6 +52,8 @@ class Source:
     """Whether this is a stream of ready batches, each a micro-batch."""
     sampler: UserSampler | None = None
     """The user's own sampler, in place of `shuffle`."""
+    why_in_this_order: str = ""
+    """What decides `shuffle` in place of the config's `data.shuffle`; empty if nothing does."""
 
     def epoch_length(self, micro_batch_size: int) -> int | None:
         """Return the samples in an epoch, counting each batch of a batch sampler as full."""
@@ -140,6 +142,7 @@ def source_from(data: Any, config: Data, name: str = "data") -> Source:
             length=length,
             shuffle=order is True,
             sampler=order if isinstance(order, UserSampler) else None,
+            why_in_this_order=_why(order, is_stream=length is None),
             collate=_collate(data, is_batched=is_batched),
             is_batched=is_batched,
             num_workers=max(config.num_workers, data.num_workers),
@@ -164,7 +167,8 @@ def source_from(data: Any, config: Data, name: str = "data") -> Source:
     return Source(
         dataset=data,
         length=length,
-        shuffle=config.shuffle,
+        shuffle=config.shuffle and length is not None,
+        why_in_this_order=_why(order=False, is_stream=True) if length is None else "",
         collate=default_convert if is_batched else default_collate,
         is_batched=is_batched,
         num_workers=config.num_workers,
@@ -279,6 +283,15 @@ def _order_of(loader: DataLoader[Any]) -> bool | UserSampler:
     if _is_stock(sampler, SequentialSampler):
         return False
     return UserSampler.of(sampler, yields_batches=False)
+
+
+def _why(order: bool | UserSampler, *, is_stream: bool) -> str:
+    """Return why samples come in their order, if the config has no say in it."""
+    if is_stream:
+        return "a stream is read in its own order"
+    if isinstance(order, UserSampler):
+        return "the DataLoader has its own sampler"
+    return f"the DataLoader {'shuffles' if order else 'does not shuffle'}"
 
 
 def _is_stock(sampler: Any, kind: type) -> bool:

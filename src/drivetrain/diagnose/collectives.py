@@ -42,7 +42,7 @@ class Call:
 
     def __str__(self) -> str:
         shapes = " ".join("[" + ", ".join(map(str, size)) + "]" for size in self.sizes)
-        return f"{self.op} {shapes}".rstrip()
+        return f"{self.op} of shape {shapes}" if shapes else self.op
 
     @property
     def with_line(self) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from drivetrain.diagnose.evidence import Evidence
 from drivetrain.diagnose.finding import Finding, Kind, Severity
@@ -57,8 +58,8 @@ def _non_finite(evidence: Evidence) -> Finding | None:
         f"{evidence.who(rank)}: {report['what']} was not finite at step {report['step']}{where}",
         str(report.get("remedy") or _REMEDY),
         (
-            f"{report['found_in']} {report['name']}: {report['num_nan']} nan, "
-            f"{report['num_inf']} inf of {report['num_elements']}",
+            f"{_place(report)}: {report['num_nan']} nan, {report['num_inf']} inf of "
+            f"{report['num_elements']} values",
             *([f"sample ids: {_shown(ids)}"] if ids else []),
         ),
         (rank,),
@@ -67,6 +68,12 @@ def _non_finite(evidence: Evidence) -> Finding | None:
         evidence.attempt,
         int(report["step"]),
     )
+
+
+def _place(report: Mapping[str, Any]) -> str:
+    """`module blocks.1`, `input batch[0]`; of the loss its name alone, which says loss itself."""
+    is_loss = report["found_in"] == "loss"
+    return str(report["name"]) if is_loss else f"{report['found_in']} {report['name']}"
 
 
 def _only_seen_in_the_loss(evidence: Evidence) -> Finding | None:

@@ -41,6 +41,14 @@ class Kind(Enum):
     OVERSUBSCRIBED = "oversubscribed_host"
     TIMES_UNKNOWN = "times_unknown"
 
+    @property
+    def label(self) -> str:
+        """The kind in words."""
+        return _LABELS.get(self.value, self.value.replace("_", " "))
+
+
+_LABELS = {"non_finite": "non-finite loss"}
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -60,6 +68,16 @@ class Finding:
     """`file.py:31 in function` in the user's code, where known."""
     attempt: int | None = None
     step: int | None = None
+    recovered_by: int | None = None
+    """The later attempt that got further, if one did."""
+
+    @property
+    def when(self) -> str:
+        """`attempt 1, recovered by attempt 2`; empty if it is not about one attempt."""
+        parts = [f"attempt {self.attempt}"] if self.attempt is not None else []
+        if self.recovered_by is not None:
+            parts.append(f"recovered by attempt {self.recovered_by}")
+        return ", ".join(parts)
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "severity": self.severity.value, "kind": self.kind.value}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 
 from drivetrain.config.remedies import against_divergence
 from drivetrain.diagnose import crash, divergence, experts, hang, slow
 from drivetrain.diagnose.evidence import Evidence, read_evidence
-from drivetrain.diagnose.finding import Finding, by_severity
+from drivetrain.diagnose.finding import Finding, Kind, Severity, by_severity
 from drivetrain.record.expert_load import load_records
 from drivetrain.record.reading import RunReading, open_run
 
@@ -16,7 +18,7 @@ def diagnose(address: str | os.PathLike[str]) -> list[Finding]:
     """Return all findings of a run, local or remote; none of its processes need be alive."""
     run = open_run(address)
     evidence = [read_evidence(run, attempt) for attempt in run.attempts()]
-    findings = [found for each in evidence if (found := judge_attempt(each))]
+    findings = with_recovery(evidence)
     findings += crash.failing_nodes(evidence)
     findings += slow.findings(run)
     if spike := divergence.loss_spikes(_losses(run), _calming(run)):
@@ -24,6 +26,30 @@ def diagnose(address: str | os.PathLike[str]) -> list[Finding]:
     if hot := experts.hot_expert(load_records(run.events(run.ranks[0]) if run.ranks else [])):
         findings.append(hot)
     return by_severity(findings)
+
+
+_HARDWARE = (Kind.REPLICA_DRIFT, Kind.SILENT_CORRUPTION)
+"""Still an error after a run has finished: its cause is there for the next run, too."""
+
+
+def with_recovery(evidence: Sequence[Evidence]) -> list[Finding]:
+    """Judge every attempt; what a finished run has recovered from is a warning, not an error."""
+    has_finished = bool(evidence) and evidence[-1].kind == "finished"
+    findings = []
+    for at, each in enumerate(evidence):
+        found = judge_attempt(each)
+        if found is None:
+            continue
+        later = (other for other in evidence[at + 1 :] if _got_further(other, each))
+        by = next((other.attempt for other in later), None)
+        is_over = has_finished and by is not None and found.kind not in _HARDWARE
+        severity = Severity.WARNING if is_over else found.severity
+        findings.append(replace(found, recovered_by=by, severity=severity))
+    return findings
+
+
+def _got_further(later: Evidence, earlier: Evidence) -> bool:
+    return later.kind == "finished" or later.step > earlier.step
 
 
 def judge_attempt(evidence: Evidence) -> Finding | None:

@@ -184,13 +184,19 @@ def _oversubscribed(attempt: PastAttempt) -> list[Finding]:
             Severity.WARNING,
             Kind.OVERSUBSCRIBED,
             f"every rank on {attempt.end.get('host')} was runnable but had no CPU for "
-            f"{least:.0%} to {most:.0%} of the time",
+            f"{_between(least, most)} of the time",
             "start fewer ranks or threads there (OMP_NUM_THREADS), or stop other processes on it",
             tuple(f"rank {rank}: {share:.0%}" for rank, share in list(shares.items())[:8]),
             host=str(attempt.end.get("host", "")),
             attempt=attempt.number,
         )
     ]
+
+
+def _between(least: float, most: float) -> str:
+    """`21% to 24%`, or `21%` if both are shown alike."""
+    low, high = f"{least:.0%}", f"{most:.0%}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _stragglers(

@@ -16,8 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.core.flags import AFTER_SCRIPT, ALIASES, OF_OTHER_TOOLS
-from drivetrain.core.hints import nearest
+from drivetrain.core.flags import AFTER_SCRIPT, ALIASES, nearest_flag
 from drivetrain.launch.flag_values import value_problem
 
 
@@ -181,7 +180,7 @@ def _backends() -> dict[str, tuple[str, ...]]:
 def _not_a_flag(word: str, known: Collection[str]) -> Exception:
     if word in ("-h", "--help"):
         return HelpAsked()
-    near = nearest(_name(word), [*known, *ALIASES, *_OWN], OF_OTHER_TOOLS)
+    near = nearest_flag(_name(word), [*known, *ALIASES, *_OWN])
     remedy = f"did you mean {near}?" if near else "the script's own flags go after the script"
     return ConfigError([Problem(word, "unknown flag", remedy, has_value=False)])
 
@@ -192,8 +191,9 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
     def refuse(message: str) -> None:
         where, _, rule = message.removeprefix("argument ").partition(": ")
         flag = where.partition("/")[0]  # --numa-binding/--numa_binding
-        raise ConfigError([Problem(flag, rule, "drivetrain train --help", has_value=False)])
+        raise ConfigError([Problem(flag, rule, "see drivetrain train --help", has_value=False)])
 
+    parser.allow_abbrev = False  # argparse would look for prefixes among the script's flags, too
     parser.error = refuse  # type: ignore[assignment, method-assign]
     return parser.parse_args(list(argv))
 
@@ -205,7 +205,7 @@ def note_on(passed_flags: Sequence[str], script: str) -> str:
     )
     return (
         f"note: {', '.join(passed_flags)} {stands} after {script} and {was} passed to it; to set "
-        f"Drivetrain's, put {it} before the script; -- right after the script leaves out this note"
+        f"Drivetrain's, put {it} before the script; put -- after the script to silence this note"
     )
 
 

@@ -30,16 +30,17 @@ def _whole(example: int, least: int = 0) -> _Accepts:
     return _Accepts(rule, str(example), lambda text: _is_whole(text, least))
 
 
-def _seconds(example: int, *, or_none: bool = False) -> _Accepts:
+def _seconds(example: int, *, or_none: bool = False, or_ever: bool = False) -> _Accepts:
     def is_valid(text: str) -> bool:
         try:
             number = float(text)
         except ValueError:
             return False
-        return math.isfinite(number) and (number > 0 or (or_none and number == 0))
+        is_enough = number > 0 or (or_none and number == 0)
+        return is_enough and (math.isfinite(number) or or_ever)
 
-    least = "0 or more" if or_none else "more than 0"
-    return _Accepts(f"must be a number of seconds, {least}", str(example), is_valid)
+    rule = f"must be a number of seconds, {'0 or more' if or_none else 'more than 0'}"
+    return _Accepts(rule + (", or inf" if or_ever else ""), str(example), is_valid)
 
 
 def _matches(rule: str, example: str, pattern: str) -> _Accepts:
@@ -87,14 +88,16 @@ _OF_TORCHRUN = {
     "-r": _STREAMS,
     "--tee": _STREAMS,
     "-t": _STREAMS,
-    "--local-ranks-filter": _matches("must be ranks, with commas", "0,1", r"(\d+(,\d+)*)?"),
+    "--local-ranks-filter": _matches(
+        "must be ranks, with commas", "0,1", r"\s*(\d+\s*(,\s*\d+\s*)*)?"
+    ),
 }
 _ACCEPTED = {
     **_OF_TORCHRUN,
     "--spares": _whole(1),
     "--grace-period": _seconds(30, or_none=True),
-    "--stall-timeout": _seconds(60),
-    "--slow-timeout": _seconds(900),
+    "--stall-timeout": _seconds(60, or_ever=True),
+    "--slow-timeout": _seconds(900, or_ever=True),
     "--max-preemptions": _whole(1000),
     "--max-startup-failures": _whole(3),
     "--gpus-per-node": _whole(8),

@@ -73,7 +73,7 @@ def seconds_of(text: str) -> int:
     """Parse a time limit as Slurm does: MIN, MIN:SEC, H:MIN:SEC, D-H, D-H:MIN or D-H:MIN:SEC."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
     if match is None:
-        remedy = "MINUTES, H:MM:SS or DAYS-HOURS, as in Slurm"
+        remedy = "write MINUTES, H:MM:SS or DAYS-HOURS, as in Slurm"
         raise ConfigError([Problem("--time", "not a time limit", remedy, text)])
     days, *rest = match.groups()
     parts = [int(part) for part in rest if part is not None]

@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import socket
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
@@ -150,7 +151,20 @@ def _supervise(
         settings = _settings(args, command, given)
         supervisor = Supervisor(spec, settings, logs, warm, head_start)
         supervisor.run()
+        _explain_usage_error(command, supervisor.exit_code)
         return supervisor.exit_code
+
+
+def _explain_usage_error(command: Command, exit_code: int) -> None:
+    """Say so if the script's own parser has probably rejected the config's arguments."""
+    if exit_code != ConfigError.exit_code or command.is_module:
+        return
+    from drivetrain.config.script_parser import settings_problem  # loads pydantic
+
+    problem = settings_problem(command.script, command.script_args)
+    if problem is not None:
+        sys.stderr.write(f"{problem}\n")
+        sys.stderr.flush()
 
 
 def _config_of(args: argparse.Namespace) -> LaunchConfig:

@@ -194,7 +194,14 @@ def _from_file(path: str | None) -> Iterator[str]:
         ) from None
     if not isinstance(content, dict):
         raise ConfigError(
-            [Problem("--launch-file", "must be a mapping of keys to values", "on: slurm", path)]
+            [
+                Problem(
+                    "--launch-file",
+                    "must be a mapping of keys to values",
+                    "for example on: slurm",
+                    path,
+                )
+            ]
         )
     for key, value in content.items():
         flag = f"--{str(key).replace('_', '-')}"

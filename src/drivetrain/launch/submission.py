@@ -25,6 +25,7 @@ from drivetrain.launch import ownership
 from drivetrain.launch.job import Job
 from drivetrain.launch.ownership import check_own
 from drivetrain.launch.target import State, Status, Target, target_type, with_options
+from drivetrain.record.run_directory import RunDirectory
 
 FILE = "job.json"
 OWN_MODE = 0o644
@@ -139,6 +140,12 @@ def load(run_dir: str | Path) -> Submission:
     if found is None:
         rule = "it has no job.json: the run was not submitted with --on"
         remedy = "give the directory of a run that was, or run the same command again"
+        if RunDirectory(Path(run_dir)).run_yaml.exists():
+            rule = "was started on this machine, not submitted with --on"
+            remedy = (
+                f"follow it with drivetrain watch {run_dir}, stop it with Ctrl-C where it runs, "
+                "and resume it by running the same command again"
+            )
         raise ConfigError([Problem("RUN", rule, remedy, str(run_dir))])
     return found
 
@@ -164,7 +171,9 @@ def _still_there(run_dir: str | Path) -> list[Problem]:
         return [Problem("RUN", rule, remedy, str(run_dir))]
     if state not in (State.WAITING, State.RUNNING):
         return []
-    remedy = f"drivetrain logs {run_dir} -f follows it, drivetrain stop {run_dir} ends it"
+    remedy = (
+        f"follow it with drivetrain logs {run_dir} -f, or end it with drivetrain stop {run_dir}"
+    )
     return [Problem("RUN", f"is {state} as job {before.id}", remedy, str(run_dir))]
 
 

@@ -169,7 +169,7 @@ def phase_numbered(text: str) -> Phase:
     for exercise in (*EXERCISES, *LABS):
         if exercise.name == text:
             phase = exercise.phase
-            remedy = f"drivetrain learn start {phase.argument} copies it with its phase"
+            remedy = f"copy it with its phase: drivetrain learn start {phase.argument}"
             raise ConfigError([Problem("phase", "is an exercise, not a phase", remedy, text)])
     numbers = ", ".join([*(str(phase.number) for phase in PHASES), LABS_FOLDER.folder])
     raise ConfigError([Problem("phase", "no such phase", f"choose: {numbers}", text)])

@@ -81,7 +81,7 @@ class LearnerFolder:
         """Return the path of the learner's file; ConfigError if it does not exist."""
         path = self.path / exercise.file
         if not path.is_file():
-            remedy = f"drivetrain learn start {exercise.phase.number} copies the templates"
+            remedy = f"copy the templates with drivetrain learn start {exercise.phase.number}"
             raise ConfigError([Problem("exercise", "file not found", remedy, exercise.file)])
         return path.resolve()
 

@@ -126,7 +126,7 @@ def check_line(puzzle: Puzzle, number: int, folder: LearnerFolder, say: Say) -> 
     """True if the bug is in this line of the learner's file."""
     file = folder.path / puzzle.file
     if not file.is_file():
-        remedy = f"drivetrain learn puzzle start {puzzle.name} copies it"
+        remedy = f"copy it with drivetrain learn puzzle start {puzzle.name}"
         raise ConfigError([Problem("puzzle", "script not found", remedy, puzzle.file)])
     lines = file.read_text().splitlines()
     if not 1 <= number <= len(lines):

@@ -1,21 +1,19 @@
-"""A plain run: `python script.py`, without the launcher. How it is stopped, and how it resumes.
-
-Uncaught, `StoppedScript` ends the process as Python's own `SystemExit` does: with its exit code and
-without a traceback. It is still a `Preempted`, which a script may catch.
-"""
+"""A plain run: `python script.py`, without the launcher. How it is stopped, and how it resumes."""
 
 from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 import threading
 from multiprocessing import parent_process
 from pathlib import Path
+from types import TracebackType
 
 from drivetrain.cluster.environments import detect
 from drivetrain.config.command_line import runs_own_command_line
-from drivetrain.core.errors import Preempted
+from drivetrain.core.errors import Preempted, StoppedByCtrlC
 from drivetrain.core.processes import is_interactive
 from drivetrain.record.session import RUN_DIR, SESSION, is_first_run
 
@@ -23,11 +21,34 @@ _AGAIN = "run the same command again"
 
 
 class StoppedScript(Preempted, SystemExit):
-    """Preempted, in a script that nothing but Python runs."""
+    """Preempted, in a script that nothing but Python runs.
+
+    Uncaught, it ends the process as `SystemExit` does: with its exit code, without a traceback.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.code = self.exit_code
+
+
+IN_PLAIN_SCRIPT = (StoppedScript, StoppedByCtrlC)
+"""What a plain script's run raises when it was asked to stop."""
+
+
+def stopped_script(message: str, signal_name: str) -> StoppedScript | StoppedByCtrlC:
+    """Return what a plain script's run raises once it has saved."""
+    if signal_name != signal.SIGINT.name:
+        return StoppedScript(message)
+    if sys.version_info >= (3, 13):  # where it counts as an interrupt: exit code 130
+        sys.excepthook = _without_traceback_of_ctrl_c
+    return StoppedByCtrlC(message)
+
+
+def _without_traceback_of_ctrl_c(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    if not issubclass(kind, StoppedByCtrlC):
+        sys.__excepthook__(kind, error, traceback)
 
 
 def is_plain() -> bool:

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from drivetrain.core.errors import Preempted
+from drivetrain.core.errors import STOPS
 from drivetrain.record.sinks import Medium, Outcome, Scalars, Sink, as_json
 from drivetrain.record.step_file import SECONDS, StepTimes, StepWriter
 from drivetrain.record.system import SystemWatch, is_available
@@ -245,7 +245,7 @@ class Recorder:
         traceback: TracebackType | None,
     ) -> None:
         if kind is not None:
-            self._outcome = "preempted" if issubclass(kind, Preempted) else "failed"
+            self._outcome = "preempted" if issubclass(kind, STOPS) else "failed"
         self.close()
 
     def _write(self, events: Sequence[_Event]) -> None:

@@ -106,7 +106,8 @@ class StopRequest:
         if self in _listening:
             _listening.remove(self)
         for each, handler in self._before.items():
-            signal.signal(each, handler)
+            if signal.getsignal(each) == self._note:  # not one that the script has set meanwhile
+                signal.signal(each, handler)
         self._before = {}
 
     def pass_on_ctrl_c(self) -> None:

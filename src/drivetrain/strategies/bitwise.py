@@ -159,7 +159,10 @@ class FixedOrderModel(SingleModel):
         self._skip_to(index)
         leaf = torch.zeros_like(self._template)
         self._point_gradients_at(leaf)
+        first = self._parameters[0].grad
         yield
+        if self._parameters[0].grad is not first:
+            raise _cleared()
         self._tree.add(index, leaf)
         self._next = index + 1
 
@@ -210,6 +213,12 @@ class FixedOrderModel(SingleModel):
             end = offset + parameter.numel()
             parameter.grad = flat[offset:end].view_as(parameter)
             offset = end
+
+
+def _cleared() -> ConfigError:
+    rule = "a micro-batch's were cleared or replaced, and reproducibility=bitwise adds them up"
+    remedy = "remove zero_grad() from the script: gradients are cleared after each step"
+    return ConfigError([Problem("gradients", rule, remedy, has_value=False)])
 
 
 def uncovered(model: nn.Module) -> list[str]:

@@ -216,7 +216,7 @@ class Supervisor(SimpleElasticAgent):
         return True
 
     def _on_stall(self, stall: Stall) -> None:
-        self._watch.leniency *= 2
+        self._watch.be_more_lenient()
         if self._settings.live and self._machine.state is MachineState.RUNNING:
             self._node.workers[stall.local_rank].kill()  # its exit is handled in the next iteration
             return

@@ -126,8 +126,9 @@ def _after_failure(end: End, history: Sequence[End], budgets: Budgets) -> Decisi
 def _why_it_would_recur(end: End) -> str:
     if end.kind is EndKind.STALLED:
         return (
-            f"it hung twice {end.where} at the same place ({end.fault}); it would hang again. If "
-            "that line is only slow, raise --stall-timeout and --slow-timeout"
+            f"it hung twice {end.where} at the same place ({end.fault}), although it had "
+            "longer the second time. If that line is only slow, raise --stall-timeout and "
+            "--slow-timeout"
         )
     return f"the same error occurred twice {end.where} ({end.fault}); it would recur"
 

@@ -24,8 +24,10 @@ def imports_drivetrain(command: Sequence[str]) -> bool:
     folder = Path.cwd() if is_module else script.parent
     own = [folder, *(Path(each) for each in sys.path if not _is_installed(each))]
     waiting = [script]
+    package = command[1].partition(".")[0] if is_module else ""
+    anywhere = [folder, *map(Path, sys.path)]
     if is_module:
-        waiting = list(_files(f"{command[1]}.__main__", [folder, *map(Path, sys.path)]))
+        waiting = list(_files(f"{command[1]}.__main__", anywhere))
     seen: set[Path] = set()
     while waiting:
         file = waiting.pop()
@@ -33,9 +35,12 @@ def imports_drivetrain(command: Sequence[str]) -> bool:
             continue
         seen.add(file)
         for level, name in _imports(file):
-            if not level and name.partition(".")[0] == "drivetrain":
+            top = name.partition(".")[0]
+            if not level and top == "drivetrain":
                 return True
-            waiting += _files(name, file.parents[level - 1 : level] if level else own)
+            # the package of an -m module may be installed
+            roots = anywhere if top == package else own
+            waiting += _files(name, file.parents[level - 1 : level] if level else roots)
     return False
 
 
@@ -47,7 +52,8 @@ def _imports(file: Path) -> Iterator[tuple[int, str]]:
     """Return all imports, also those in functions: (0 or the level of a relative one, name)."""
     try:
         nodes = list(ast.walk(ast.parse(file.read_bytes())))
-    except (OSError, SyntaxError, ValueError):  # it is not Python, or will fail when it is run
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        # it is not Python, will fail when it is run, or is too odd to judge
         return
     for node in nodes:
         if isinstance(node, ast.Import):

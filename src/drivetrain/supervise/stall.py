@@ -18,6 +18,7 @@ from drivetrain.record.session import Phase, RankProgress
 # argument.
 
 _TIMES_SLOWEST = 10.0
+_MORE_LENIENT, _MOST_LENIENT = 4.0, 64.0
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,13 @@ class StallWatch:
 
     patience: Patience
     leniency: float = 1.0
-    """Doubled after each stall, so that a rare slow operation succeeds the second time."""
+    """Raised after each stall, so that a slow operation succeeds the second time."""
     _compiled_s: float = float("-inf")
     """When a rank was last seen compiling."""
+
+    def be_more_lenient(self) -> None:
+        """Allow more time; a second stall at the same place is the last one that is retried."""
+        self.leniency = min(self.leniency * _MORE_LENIENT, _MOST_LENIENT)
 
     def observe(self, pages: Sequence[RankProgress | None], now_s: float) -> Stall | None:
         """Return the stalled rank that is furthest behind, or None."""

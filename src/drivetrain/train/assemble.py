@@ -25,7 +25,7 @@ from drivetrain.train.local_engine import engine_for
 from drivetrain.train.numerics.float8 import use_float8
 from drivetrain.train.setup.choices import (
     check_schedule,
-    choose_schedule,
+    choose_what_is_brought,
     fill_in,
     total_steps_of,
 )
@@ -101,7 +101,7 @@ def assemble(
     plan = BatchPlan(config.global_batch_size, micro_batch_size, world.layout.dp, length)
     feed = make_feed(source, plan, world, config)
     total_steps = total_steps_of(config, plan)
-    resolved, warnings = choose_schedule(task, resolved)
+    resolved, warnings = choose_what_is_brought(task, resolved, source)
     config = resolved.config
     check_schedule(config, total_steps)
     if task.adapter is not None:
@@ -119,7 +119,7 @@ def assemble(
     sharers = share_batch_norms(new.model, world, config, notes)
     load = expert_load(new.model, world, config, notes) if is_own_world else None
     spread = spread_model(task, new, strategy, world, config, source, plan)
-    optimizing = set_up_optimizer(task, resolved, spread, total_steps)
+    optimizing = set_up_optimizer(task, resolved, spread, world, total_steps)
     resolved = optimizing.resolved
     notes += warnings + optimizing.warnings
     made |= optimizing.terms

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from drivetrain.checkpoint.checkpointer import versions
 from drivetrain.core.redaction import clean_text
 from drivetrain.data.evaluation import EvaluationFeed
 from drivetrain.parallel.model import Choice
-from drivetrain.record.plain_run import StoppedScript
+from drivetrain.record.plain_run import IN_PLAIN_SCRIPT
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import (
@@ -74,8 +74,9 @@ class Attempt:
             raise
         except BaseException as error:
             self._failed(clean_text(repr(error)))
-            if isinstance(error, StoppedScript) and self.assembly.world.is_main:
-                self._record_stop(error)
+            if isinstance(error, IN_PLAIN_SCRIPT) and self.assembly.world.is_main:
+                with suppress(OSError):  # of a full disk; the run is saved, or said not to be
+                    self._record_stop(error)
             raise
         finally:
             self.saver.close()
@@ -120,7 +121,7 @@ class Attempt:
     def _failed(self, why: str) -> None:
         self.recorder.instant("run_failed", error=why, step=self.saver.at.step)
 
-    def _record_stop(self, error: StoppedScript) -> None:
+    def _record_stop(self, error: BaseException) -> None:
         """Record how the attempt ended, which is otherwise up to the supervisor."""
         end = {
             "kind": "preempted",

@@ -51,6 +51,7 @@ from drivetrain.train.setup.feeds import evaluation_feeds, validation_sources
 from drivetrain.train.setup.model import Prebuilt
 from drivetrain.train.several.optimizers import as_one
 from drivetrain.train.task import Loss, LossAndParts, MetricsFunction, Task, Total, split
+from drivetrain.train.watch.leftovers import Gradients, Updates
 from drivetrain.train.watch.non_finite import has_whole_loss_on_host
 from drivetrain.train.watch.remedies import change_settings, for_any_cause
 
@@ -147,10 +148,6 @@ def _not_asked(*given: Any) -> Any:
     raise AssertionError(f"the user's loop builds the model and computes the loss ({given})")
 
 
-def _no_hooks(name: str, *given: Any) -> None:
-    """A user's own loop has no hooks."""
-
-
 _TASK = Task(model=_not_asked, loss=_not_asked)
 
 
@@ -174,6 +171,8 @@ class KeptLoop(OwnRecords, OwnWeights):
         self._looks_at_losses = has_whole_loss_on_host(assembly)
         self._unreported: list[tuple[str, EvaluationResult, int | None]] = []
         """Evaluations made before the loop began."""
+        self._gradients = Gradients(self._engine.optimizer, self._engine.spread)
+        self._updates = Updates(self._engine.optimizer, self._engine.spread)
 
     @property
     def model(self) -> Any:
@@ -231,7 +230,7 @@ class KeptLoop(OwnRecords, OwnWeights):
             process_settings(config),
             open_attempt(assembly, self.history, self._run, began_s) as self._attempt,
         ):
-            loop = self._loop = Loop.of(self._attempt, _TASK, _no_hooks)
+            loop = self._loop = Loop.of(self._attempt, _TASK, self._on)
             for model in self._models():
                 set_training(model)
             weights = self._final_weights(self._attempt)
@@ -244,7 +243,8 @@ class KeptLoop(OwnRecords, OwnWeights):
                         for turns in loop.steps(assembly.total_steps, config.num_train_epochs):
                             before = self._at.step
                             self._is_after_step = False
-                            yield self._micro_batches(loop, turns)
+                            with self._updates.scripts_turn():
+                                yield self._micro_batches(loop, turns)
                             self._check_whole()
                     except GeneratorExit:
                         # the script left its loop: allowed after a step, a failure during one
@@ -258,6 +258,10 @@ class KeptLoop(OwnRecords, OwnWeights):
             finally:
                 self._loop = None
                 self.history.total_time = time.perf_counter() - began_s
+
+    def _on(self, event: str, *given: Any) -> None:  # noqa: ARG002 - a Trainer's hooks get it
+        if event == "on_before_optimizer_step":
+            self._gradients.before_update()
 
     def _models(self) -> Iterable[nn.Module]:
         """Return the models that are trained."""
@@ -307,8 +311,10 @@ class KeptLoop(OwnRecords, OwnWeights):
         check_loss(loss)
         if self._looks_at_losses:
             self._check(split(loss)[0])
+        self._gradients.before_backward()
         with torch.autocast(self._engine.world.device.type, enabled=False):
             self._engine.backward(loss, self._micro)
+        self._gradients.after_backward()
         self._micro = None
 
     def _check(self, loss: Loss) -> None:
@@ -323,12 +329,15 @@ class KeptLoop(OwnRecords, OwnWeights):
     def step(self, name: str | None = None) -> None:
         """Clip the gradients, set the learning rate, step the optimizer and clear the gradients.
 
-        Call this instead of `optimizer.step()`. With several models, `name` selects one.
+        Call this instead of `optimizer.step()`, `optimizer.zero_grad()` and `scheduler.step()`.
+        With several models, `name` selects one.
         """
         _refuse_name("step", name)
         if self._loop is None or not self._turns_are_done:
             raise RuntimeError("step() was called before all of the step's batches were used")
-        self._loop.move()
+        self._gradients.before_step()
+        with self._updates.runs_turn():
+            self._loop.move()
         self._turns_are_done = False
         self._is_after_step = True
 
@@ -353,7 +362,8 @@ class KeptLoop(OwnRecords, OwnWeights):
         if self._loop is None or not self._is_after_step:
             raise RuntimeError("call save() after step(), inside `for step in loop.steps()`")
         self._loop.log()
-        self._loop.saver.save_now()
+        with self._updates.runs_turn():  # to read an optimizer's state, torch may step it
+            self._loop.saver.save_now()
 
     def evaluate(
         self, val: Any, metrics: MetricsFunction, summarize: Any = None
@@ -376,7 +386,8 @@ class KeptLoop(OwnRecords, OwnWeights):
         elif self._loop is None:
             result = self._attempt.evaluate_after(task, feeds)
         else:
-            result = self._attempt.evaluate(task, feeds)
+            with self._updates.runs_turn():
+                result = self._attempt.evaluate(task, feeds)
         self.assembly.page.note(Phase.STEPPING)
         return result
 

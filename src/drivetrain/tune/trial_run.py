@@ -179,7 +179,9 @@ class Runner:
         if is_killed and num_resumed < self.study.settings.max_restarts:
             return None
         outcome: Outcome = "not_finite" if code == NonFiniteLoss.exit_code else "failed"
-        reason = _reason(run_dir) or _last_line(self.study.run_dir(work.trial)) or status.detail
+        # a killed trial's last line is its progress
+        said = "" if is_killed else _last_line(self.study.run_dir(work.trial))
+        reason = _reason(run_dir) or said or status.detail
         return Ended(work.trial, work.rung, outcome, reason=reason)
 
     def _value(self, work: Work, run_dir: Path) -> Ended:

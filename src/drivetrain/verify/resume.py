@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from drivetrain.config.script_parser import settings_problem
+from drivetrain.core.errors import ConfigError
 from drivetrain.verify.drills.drill import (
     NoFinalWeights,
     Setting,
@@ -62,6 +65,7 @@ def certify_resume(argv: tuple[str, ...], steps: int, ranks: int, then_ranks: in
     with tempfile.TemporaryDirectory(prefix="certificate-") as scratch:
         whole, killed = Path(scratch) / "whole", Path(scratch) / "killed"
         problems = run_once(setting, Faults(), whole).problems
+        _check_parser(argv[0], settings, problems)
         if not problems:
             faults = Faults().kill_at(half, rank=ranks - 1)
             if ranks == then_ranks:
@@ -83,6 +87,14 @@ def certify_resume(argv: tuple[str, ...], steps: int, ranks: int, then_ranks: in
             same_bits=same_bits,
             deviation=_deviation(whole / "run", killed / "run", half),
         )
+
+
+def _check_parser(script: str, settings: tuple[str, ...], problems: Sequence[str]) -> None:
+    """Raise ConfigError if the script's own parser rejects the arguments that are added here."""
+    problem = settings_problem(script, settings)
+    was_usage_error = any(f"exit codes [{ConfigError.exit_code}]" in each for each in problems)
+    if was_usage_error and problem is not None:
+        raise ConfigError([problem])
 
 
 def _certificate(

@@ -17,7 +17,7 @@ def plan(  # noqa: PLR0913, PLR0917 - each is a flag
         str,
         typer.Argument(
             help="Your script, a public model (llama-3-70b, gpt2-xl …), a config.json, or "
-            "module:function that returns a Subject."
+            "module:function that describes a step (docs/planning.md)."
         ),
     ],
     argv: Annotated[

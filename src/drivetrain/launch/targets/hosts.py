@@ -62,7 +62,7 @@ def read_hosts(path: Path) -> tuple[SshMachine, ...]:
     problems: list[Problem] = []
     machines = list(_machines(path, lines, problems))
     if not machines and not problems:
-        problems.append(Problem("--hosts", "lists no machine", "one per line", str(path)))
+        problems.append(Problem("--hosts", "lists no machine", "write one per line", str(path)))
     for name in sorted({m.name for m in machines if [n.name for n in machines].count(m.name) > 1}):
         remedy = "one line per machine; slots=N sets the number of processes"
         problems.append(Problem(str(path), "named twice", remedy, name))

@@ -263,6 +263,11 @@ def _exit_code(text: str) -> int | None:
 # Slurm as a target: sbatch, squeue, sacct, scontrol and scancel.
 
 _FILE = "job.sh"
+_HAS_NO_CLUSTER = re.compile(
+    r"resolve_ctls_from_dns_srv|Could not establish a configuration source|"
+    r"slurm\.conf: No such file"
+)
+"""Slurm's tools look for slurm.conf here, then for a controller that serves it."""
 _JOB_NAME = re.compile(r"[\w.+:@,=-]+")
 _ANSWER_S = 60
 _MORE_S = 10.0
@@ -358,16 +363,24 @@ def _slurm(*command: str) -> str:
     done = _run(command)
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
-        raise DrivetrainError(f"{command[0]}: {said}")
+        raise _refusal(command[0], said)
     return done.stdout
+
+
+def _refusal(tool: str, said: str) -> DrivetrainError:
+    """The error of a tool that failed: on a machine that belongs to no cluster, say so."""
+    if not _HAS_NO_CLUSTER.search(said):
+        return DrivetrainError(f"{tool}: {said}")
+    rule = "this machine belongs to no Slurm cluster: it has no slurm.conf"
+    remedy = "run this on a login node of the cluster"
+    return EnvironmentProblem([Problem(tool, rule, remedy, has_value=False)])
 
 
 def _check_that_slurm_answers(job_id: str) -> None:
     """Raise if the controller is down: then it knows no job at all."""
     done = _run(("squeue", "-h", "-j", job_id))
     if done.returncode and "Invalid job id" not in done.stderr:
-        said = done.stderr.strip() or f"exit code {done.returncode}"
-        raise DrivetrainError(f"squeue: {said}")
+        raise _refusal("squeue", done.stderr.strip() or f"exit code {done.returncode}")
 
 
 def _answer(*command: str) -> str | None:
@@ -385,7 +398,7 @@ def _run(command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
         )
     except FileNotFoundError:
         rule = "Slurm's commands are not installed on this machine"
-        remedy = "submit from a login node of the cluster"
+        remedy = "run this on a login node of the cluster"
         problem = Problem(command[0], rule, remedy, has_value=False)
         raise EnvironmentProblem([problem]) from None
     except subprocess.TimeoutExpired:

@@ -193,7 +193,10 @@ def from_script(path: str, argv: Sequence[str] = ()) -> Found:
         return Found(_subject_of(Path(path).stem, caught), caught.resolved)
     except OwnLoopMet:
         rule = "trains in its own loop (prepare), which cannot be planned"
-        remedy = "use Trainer.fit, or plan a module:function that returns a Subject"
+        remedy = (
+            "use Trainer.fit, or describe one step (model, loss, batch) in a function of your own "
+            'and plan that, as docs/planning.md shows under "A script with its own loop"'
+        )
         raise ConfigError([Problem("SCRIPT", rule, remedy, path)]) from None
     finally:
         sys.argv = before

@@ -186,8 +186,7 @@ def _how(failure: RankFailure, *, is_starting: bool) -> str:
     if failure.killed_by == "SIGKILL" and is_starting:
         return (
             "killed by SIGKILL, without a traceback: either something outside the run killed it, "
-            "or the kernel did because memory ran out; `dmesg` and oom_kill in memory.events of "
-            "its control group show which"
+            "or the kernel did because memory ran out (then `dmesg` says so)"
         )
     if failure.killed_by in _CRASHES and is_starting:
         return (

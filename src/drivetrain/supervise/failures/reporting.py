@@ -52,7 +52,7 @@ def with_verdict(text: str, finding: Finding | None, *, is_written_down: bool = 
     return f"{text}\n  {finding.what}\n  → {finding.remedy}{shown}"
 
 
-def _mistake(cause: RankFailure, end: End) -> str:
+def _mistake(cause: RankFailure, end: End, run_dir: Path | None) -> str:
     """One sentence on an error in the user's code: what raised it, when, where, what to do."""
     if not cause.fault or not end.trains:  # another script has its own way to resume
         return ""
@@ -61,10 +61,8 @@ def _mistake(cause: RankFailure, end: End) -> str:
     at = f", at {line}" if line is not None and not is_fit else ""  # not the line that calls fit()
     who = cause.raised_by or "your code"
     when = "" if "after step" in who else f" {end.where}"
-    return (
-        f"\n\n{who} raised this{when}{at}: {_remedy(who)}, then run the same command "
-        "again; it resumes from the newest checkpoint, if there is one"
-    )
+    again = "run the same command again" if run_dir is None else resume_with_launcher(run_dir)
+    return f"\n\n{who} raised this{when}{at}: {_remedy(who)}; {again}"
 
 
 def _remedy(who: str) -> str:
@@ -101,7 +99,8 @@ def paragraph(account: AttemptReport) -> str:
             whole = account.whole if account.whole and account.whole.exists() else None
             is_starting = account.whole is None and not end.step  # no attempt had been opened
             what = verdict(failures, host, whole, is_starting=is_starting)
-            what += _mistake(root_cause(failures), end)
+            run_dir = whole.parents[3] if whole else None  # runs/mine/attempts/1/tracebacks/0.txt
+            what += _mistake(root_cause(failures), end, run_dir)
         case _:
             what = f"{host}: {account.detail or 'ended'} {where}"
     done = _what_follows(account)

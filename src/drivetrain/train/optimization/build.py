@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from drivetrain.config.schema import RunConfig
+from drivetrain.config.script_reads import OPTIMIZER_KEYS
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.model import ParallelModel
+from drivetrain.parallel.world import World
 from drivetrain.train.contract import optimizer_terms
 from drivetrain.train.optimization.muon import on_shards
 from drivetrain.train.optimization.optimizers import from_config
@@ -28,15 +30,15 @@ from drivetrain.train.task import Task
 
 
 def make_optimizer(
-    task: Task, spread: ParallelModel, config: RunConfig
+    task: Task, spread: ParallelModel, config: RunConfig, world: World
 ) -> tuple[torch.optim.Optimizer, dict[str, Any], frozenset[str]]:
-    """Return the task's optimizer, its contract terms, and the config's keys that it did not read.
+    """Return the task's optimizer, its contract terms, and the config's keys that nobody read.
 
-    An engine that steps by itself takes the optimizer over.
+    An engine that steps by itself takes the optimizer over. A collective call.
     """
     section = WatchedSection.of(config.optimization)
     optimizer = task.make_optimizer(spread.inner, section)
-    unread = frozenset() if task.optimizer is from_config else section.unread
+    unread = frozenset() if task.optimizer is from_config else _unread(section, world)
     for each in members(optimizer):
         check_optimizer(each)
         on_shards(each)
@@ -48,6 +50,12 @@ def make_optimizer(
             raise ConfigError([Problem("optimizer", rule, remedy, kind_of(optimizer))])
         spread.engine_step.take_over(optimizer)
     return optimizer, terms, unread
+
+
+def _unread(section: WatchedSection, world: World) -> frozenset[str]:
+    """Return the keys that no rank's script has read; one rank may read them to print them."""
+    readers = world.sum_floats([float(key not in section.unread) for key in OPTIMIZER_KEYS])
+    return frozenset(key for key, n in zip(OPTIMIZER_KEYS, readers, strict=True) if not n)
 
 
 def learning_rate(

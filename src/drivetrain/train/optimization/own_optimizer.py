@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from pydantic import PrivateAttr
 
 from drivetrain.config.schema import Optimization
+from drivetrain.config.script_reads import OPTIMIZER_KEYS, read_by_script
 from drivetrain.train.optimization.optimizers import IMPLEMENTATIONS
 from drivetrain.train.several.optimizers import kind_of, members
-
-OPTIMIZER_KEYS = (
-    "optimizer",
-    "learning_rate",
-    "weight_decay",
-    "momentum",
-    "decay_norms_and_biases",
-    "adamw_implementation",
-    "muon_dtype",
-)
-"""The keys that only make the config's own optimizer; the others apply to any optimizer."""
 
 _SETTINGS = {"learning_rate": "lr", "weight_decay": "weight_decay", "momentum": "momentum"}
 """A key, and its name in an optimizer's parameter groups."""
@@ -49,32 +41,43 @@ class WatchedSection(Optimization):
 
     @property
     def unread(self) -> frozenset[str]:
-        """The optimizer's keys that were not read."""
-        return frozenset(OPTIMIZER_KEYS) - self._read
+        """The optimizer's keys that were not read, here or anywhere in the script."""
+        return frozenset(OPTIMIZER_KEYS) - self._read - read_by_script()
 
 
 def has_value(optimizer: torch.optim.Optimizer, key: str, value: Any) -> bool:
     """Return True if the optimizer has a key's value, for example because the script passed it."""
     if key == "optimizer":
-        return value in (type(each).__name__.lower() for each in members(optimizer))
+        kinds = {kind.__name__.lower() for o in members(optimizer) for kind in type(o).__mro__}
+        return value in kinds
     if key == "adamw_implementation":
         flags = dict(zip(("foreach", "fused"), IMPLEMENTATIONS[value], strict=True))
         return any(all(g.get(k) is v for k, v in flags.items()) for g in optimizer.param_groups)
     found = _settings(optimizer, key)
-    return value in (found | peaks(optimizer) if key == "learning_rate" else found)
+    found |= peaks(optimizer) if key == "learning_rate" else set()
+    # a rate may be a tensor, in fewer digits
+    return value is not None and any(math.isclose(value, each, rel_tol=1e-6) for each in found)
 
 
 def peaks(optimizer: torch.optim.Optimizer) -> set[float]:
     """Return the learning rates of all groups, and the peaks of a scheduler that changes them."""
-    return {float(g[name]) for g in optimizer.param_groups for name in ("lr", *_PEAKS) if name in g}
+    return _numbers(optimizer, ("lr", *_PEAKS))
 
 
 def shown(optimizer: torch.optim.Optimizer, key: str) -> str:
     """Return the optimizer's class, and its setting that corresponds to the key."""
     values = " and ".join(f"{value:g}" for value in sorted(_settings(optimizer, key)))
-    return kind_of(optimizer) + (f", {_SETTINGS[key]} = {values}" if values else "")
+    is_scheduled = key == "learning_rate" and bool(_numbers(optimizer, _PEAKS))
+    by = ", by its scheduler" if is_scheduled else ""
+    return kind_of(optimizer) + (f", {_SETTINGS[key]} = {values}{by}" if values else "")
 
 
 def _settings(optimizer: torch.optim.Optimizer, key: str) -> set[float]:
-    name = _SETTINGS.get(key, "")
-    return {float(group[name]) for group in optimizer.param_groups if name in group}
+    return _numbers(optimizer, (_SETTINGS.get(key, ""),))
+
+
+def _numbers(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> set[float]:
+    """Return the groups' settings of these names that are single numbers."""
+    values = [group[name] for group in optimizer.param_groups for name in names if name in group]
+    tensors = [v for v in values if isinstance(v, torch.Tensor) and v.numel() == 1]
+    return {float(v) for v in values if isinstance(v, (int, float))} | {float(v) for v in tensors}

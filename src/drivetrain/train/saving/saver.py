@@ -18,7 +18,7 @@ from drivetrain.core.errors import ConfigError, NotSaved, Preempted, Problem
 from drivetrain.core.redaction import clean_text
 from drivetrain.core.text import readable_bytes
 from drivetrain.parallel.world import LiveWorld, World
-from drivetrain.record.plain_run import StoppedScript, how_to_resume, is_plain
+from drivetrain.record.plain_run import how_to_resume, is_plain, stopped_script
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.requests import StopRequest
 from drivetrain.record.session import Phase
@@ -420,7 +420,7 @@ class Saver:
             raise Preempted(message)
         if self._world.is_main:
             sys.stderr.write(f"{message}\n")
-        raise StoppedScript(message)
+        raise stopped_script(message, self._stop.received or "")
 
     @property
     def _next_start(self) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.rules import multiples_near
-from drivetrain.config.schema import RunConfig
+from drivetrain.config.schema import Data, RunConfig
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.data.batches import BatchPlan, solve_micro_batch
 from drivetrain.data.sources import Source
-from drivetrain.record.run_directory import micro_batch_so_far
+from drivetrain.record.run_directory import config_so_far, micro_batch_so_far
 from drivetrain.record.session import earlier_directory
 from drivetrain.record.sinks import choose_sinks
 from drivetrain.train.setup.optimizer import settle
@@ -47,6 +47,40 @@ def _choose_micro_batch(resolved: ResolvedConfig, num_ranks: int, source: Source
                 raise ConfigError([Problem("global_batch_size", rule, remedy, value)])
             return resolved.choose("micro_batch_size", largest, "the batch sampler's batches")
     return solve_micro_batch(resolved, num_ranks)
+
+
+def choose_what_is_brought(
+    task: Task, resolved: ResolvedConfig, source: Source
+) -> tuple[ResolvedConfig, list[str]]:
+    """Record what the script brings in place of the config's keys, and return warnings."""
+    resolved, warnings = choose_order(resolved, source)
+    resolved, more = choose_schedule(task, resolved)
+    return resolved, warnings + more
+
+
+def choose_order(resolved: ResolvedConfig, source: Source) -> tuple[ResolvedConfig, list[str]]:
+    """Record `data.shuffle` as the data decides it, if it does, and return warnings.
+
+    ConfigError if the opposite is set on the command line or in a file. It is a warning where the
+    script sets it or a file repeats the default, and in a run that began with it.
+    """
+    key, why = "data.shuffle", source.why_in_this_order
+    said, where = resolved.config.data.shuffle, resolved.source(key)
+    if not why or (where.is_users and said == source.shuffle):
+        return resolved, []
+    if not where.is_users:
+        return resolved.choose(key, source.shuffle, why), []
+    is_allowed = where.kind == "script" or (where.kind == "file" and said == Data().shuffle)
+    before = config_so_far(earlier_directory()).get("data", {}).get("shuffle")
+    shown, remedy = str(said).lower(), "leave it out"
+    if source.length is not None and source.sampler is None:
+        remedy += f", or write DataLoader(…, shuffle={said})"
+    if before != said and not is_allowed:
+        raise ConfigError([Problem(key, f"set {where.where}, but {why}", remedy, shown)])
+    warning = f"warning: {key} = {shown} (set {where.where}) has no effect: {why}; {remedy}"
+    if is_allowed:
+        return resolved.choose(key, source.shuffle, why), [warning]
+    return resolved.unused(key, why), [warning]  # as recorded, for the next resume
 
 
 def choose_schedule(task: Task, resolved: ResolvedConfig) -> tuple[ResolvedConfig, list[str]]:

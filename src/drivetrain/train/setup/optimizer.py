@@ -12,13 +12,16 @@ from typing import Any
 import torch
 
 from drivetrain.config.keys import flatten
-from drivetrain.config.provenance import ResolvedConfig
+from drivetrain.config.provenance import ResolvedConfig, SourceKind
+from drivetrain.config.schema import Optimization
+from drivetrain.config.script_reads import OPTIMIZER_KEYS, may_use_anything
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.model import ParallelModel
+from drivetrain.parallel.world import World
 from drivetrain.record.run_directory import config_so_far
 from drivetrain.record.session import earlier_directory
 from drivetrain.train.optimization.build import learning_rate, make_optimizer
-from drivetrain.train.optimization.own_optimizer import OPTIMIZER_KEYS, has_value, peaks, shown
+from drivetrain.train.optimization.own_optimizer import has_value, peaks, shown
 from drivetrain.train.optimization.schedule import LearningRate
 from drivetrain.train.task import Task
 
@@ -41,11 +44,15 @@ class Optimizing:
 
 
 def set_up_optimizer(
-    task: Task, resolved: ResolvedConfig, spread: ParallelModel, total_steps: int | None
+    task: Task,
+    resolved: ResolvedConfig,
+    spread: ParallelModel,
+    world: World,
+    total_steps: int | None,
 ) -> Optimizing:
     """Build the optimizer and the learning rate; ConfigError for set keys without effect."""
     config = resolved.config
-    optimizer, terms, unread = make_optimizer(task, spread, config)
+    optimizer, terms, unread = make_optimizer(task, spread, config, world)
     resolved, warnings = _settle_optimizer_keys(resolved, unread, optimizer)
     before = peaks(optimizer)
     rate = learning_rate(task, config, optimizer, total_steps)
@@ -68,24 +75,33 @@ def _settle_optimizer_keys(
         if not has_value(optimizer, key, getattr(section, key))
     }
     remedy = "set it in the script, use the config's value there, or leave out the optimizer"
-    return settle(resolved, without_effect, remedy)
+    # what the script sets itself is constant: nobody waits for an effect
+    refused: tuple[SourceKind, ...] = () if may_use_anything() else ("command line", "file")
+    return settle(resolved, without_effect, remedy, refused)
 
 
 def settle(
-    resolved: ResolvedConfig, without_effect: Mapping[str, str], remedy: str
+    resolved: ResolvedConfig,
+    without_effect: Mapping[str, str],
+    remedy: str,
+    refused: Collection[SourceKind] = ("command line", "file", "script"),
 ) -> tuple[ResolvedConfig, list[str]]:
-    """Record why keys have no effect; ConfigError if the user set one of them.
+    """Record why keys have no effect; ConfigError if the user set one of them at such a place.
 
-    A run that began with the same value can still be resumed: then these are warnings.
+    A key set elsewhere gives a warning, and so does a value with which the resumed run began. A
+    default that is written in a file or the script says nothing.
     """
+    defaults = flatten({"optimization": Optimization().model_dump(mode="json")})
     values = flatten(resolved.config.model_dump(mode="json"))
     before = flatten(config_so_far(earlier_directory()))
     problems, warnings = [], []
     for path, why in without_effect.items():
         source, value = resolved.source(path), values[path]
-        if source.is_users and path in before and before[path] == value:
+        is_default = source.kind != "command line" and value == defaults[path]
+        is_known = path in before and before[path] == value
+        if source.is_users and not is_default and (is_known or source.kind not in refused):
             warnings.append(f"warning: {path} = {value} has no effect: {why}")
-        elif source.is_users:
+        elif source.is_users and not is_default:
             problems.append(Problem(path, f"set {source.where}, but {why}", remedy, value))
         resolved = resolved.unused(path, why)
     if problems:

@@ -41,6 +41,7 @@ from drivetrain.train.setup.model import Prebuilt
 from drivetrain.train.several.engine import SeveralEngines
 from drivetrain.train.several.optimizers import OptimizersByName
 from drivetrain.train.task import Loss, LossAndParts, Task, split
+from drivetrain.train.watch.leftovers import Gradients
 
 Models = Mapping[str, nn.Module | Callable[[], nn.Module]]
 Schedulers = Mapping[str, LRScheduler | LRSchedule | ScheduleFactory]
@@ -131,6 +132,10 @@ class SeveralLoop(KeptLoop):
         self._ready: set[str] = set()
         """Models whose gradients are complete and need step()."""
         self._is_saved = False
+        self._gradients_of = {
+            name: Gradients(engine.optimizer, engine.spread)
+            for name, engine in self._engines.by_name.items()
+        }
 
     def _models(self) -> Iterable[nn.Module]:
         return self._engine.spread.inner.children()
@@ -184,8 +189,11 @@ class SeveralLoop(KeptLoop):
         check_loss(loss)
         if self._looks_at_losses:
             self._check(split(loss)[0])
+        gradients = self._gradients_of[name]
+        gradients.before_backward()
         with torch.autocast(self._engine.world.device.type, enabled=False):
             self._engines.backward_of(name, loss, self._micro)
+        gradients.after_backward()
         self._seen.append(name)
 
     def step(self, name: str | None = None) -> None:
@@ -197,8 +205,11 @@ class SeveralLoop(KeptLoop):
                 f'backward(loss, "{name}") in it'
             )
         self._refuse_after_save()
+        self._gradients_of[name].before_step()
         self._loop.timer.optimizing()
-        self._engines.step_of(name, self._number)
+        with self._updates.runs_turn():
+            self._engines.step_of(name, self._number)
+        self._gradients_of[name].forget()
         self._loop.timer.ended()
         self._ready.discard(name)
         self._at.step = self._number + 1

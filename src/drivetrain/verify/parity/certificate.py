@@ -21,7 +21,8 @@ from typing import Any
 
 import yaml
 
-from drivetrain.core.errors import WorkerFailure
+from drivetrain.config.script_parser import settings_problem
+from drivetrain.core.errors import ConfigError, WorkerFailure
 from drivetrain.verify.parity.compare import (
     TOLERANCES,
     Divergence,
@@ -133,7 +134,10 @@ class Runner:
     hooks: str = _TRACE
 
     def run(self, layout: AskedLayout, last_traced: int = TRACED_STEPS) -> Ran:
-        """Run it; WorkerFailure with the end of the script's output if it fails."""
+        """Run it; WorkerFailure with the end of the script's output if it fails.
+
+        ConfigError if the script's own parser rejects the arguments that are added here.
+        """
         made = len(list(self.scratch.glob("[0-9]*")))
         folder = self.scratch / f"{made:03d}"
         folder.mkdir()
@@ -156,6 +160,9 @@ class Runner:
                 stderr=output,
                 check=False,
             )
+        problem = settings_problem(self.argv[0], self.settings)
+        if result.returncode == ConfigError.exit_code and problem is not None:
+            raise ConfigError([problem])
         if result.returncode:
             tail = (folder / "output.txt").read_text().strip()[-1500:]
             raise WorkerFailure(f"{layout.name}: exit code {result.returncode}\n{tail}")

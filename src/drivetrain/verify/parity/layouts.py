@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -72,9 +73,8 @@ def parse_layouts(text: str) -> list[AskedLayout]:
 def _named(word: str) -> AskedLayout | Problem:
     name, _, written = word.partition(":")
     if name not in NAMES:
-        return _problem(
-            word, "is not a layout", f"use one of {', '.join(NAMES)}, or key=value@RANKS"
-        )
+        remedy = f"use one of {', '.join(NAMES)}, or key=value@RANKS"
+        return _problem(word, "is not a layout", _meant(word) or remedy)
     axes = NAMES[name].axes
     sizes = [int(size) if size.isdigit() else 0 for size in written.split("x")]
     if len(sizes) == 1 and len(axes) == 2 and sizes[0] % 2 == 0:
@@ -85,6 +85,15 @@ def _named(word: str) -> AskedLayout | Problem:
     along = [f"parallel.{axis}={size}" for axis, size in zip(axes, sizes, strict=True)]
     fixed = [f"{key}={value}" for key, value in NAMES[name].settings.items()]
     return AskedLayout(word, math.prod(sizes), (*fixed, *along))
+
+
+def _meant(word: str) -> str | None:
+    """`ddp2` → `ddp:2`."""
+    for known in sorted(NAMES, key=len, reverse=True):
+        sizes = word.removeprefix(known).lstrip("=@")
+        if word.startswith(known) and re.fullmatch(r"\d+(x\d+)*", sizes):
+            return f"did you mean {known}:{sizes}?"
+    return None
 
 
 def _spelled_out(words: Sequence[str]) -> AskedLayout | Problem:

@@ -112,8 +112,8 @@ def report_page(run: RunView, made_s: float) -> str:
             "checkpoint_sentence": _checkpoint_sentence(run.checkpoints),
             "shown_checkpoints": list(run.checkpoints)[-_SHOWN_CHECKPOINTS:][::-1],
             "refers": any(save.referred_bytes for save in run.checkpoints),
-            "chosen": [(k, v, s) for k, (v, s) in run.config.items() if s != "default"],
-            "defaults": [(k, v) for k, (v, s) in run.config.items() if s == "default"],
+            "chosen": [(k, v, s) for k, (v, s) in run.config.items() if not _is_open(s)],
+            "defaults": [(k, v) for k, (v, s) in run.config.items() if _is_open(s)],
             "css_of_kind": css_of_kind,
             "duration": duration_text,
             "size": readable_bytes,
@@ -123,6 +123,11 @@ def report_page(run: RunView, made_s: float) -> str:
             "made": time.strftime("%Y-%m-%d %H:%M", time.localtime(made_s)),
         },
     )
+
+
+def _is_open(source: str) -> bool:
+    """True for a value that nobody set, or that has no effect in this run."""
+    return source.startswith(("default", "unused"))
 
 
 def curve_of(lines: Sequence[ChartLine], marks: Sequence[tuple[float, str]] = ()) -> Markup:

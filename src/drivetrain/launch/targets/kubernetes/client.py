@@ -306,7 +306,7 @@ def _refused(error: Any, body: Manifest | None = None) -> EnvironmentProblem:
         rule = f"the API server failed ({error.status}: {message})"
         remedy = "try again later"
     else:
-        rule, remedy = message, "--dry-run shows what was sent"
+        rule, remedy = message, "look at what was sent with --dry-run"
     if body is None:
         return EnvironmentProblem([Problem("kubernetes", rule, remedy, None, False)])
     return EnvironmentProblem([Problem(body["kind"], rule, remedy, body["metadata"]["name"])])

@@ -135,7 +135,7 @@ def _image(_: Job, options: KubernetesOptions) -> Iterator[Problem]:
         return
     match = _IMAGE.fullmatch(options.image)
     if match is None:
-        yield Problem("--image", "not an image name", "NAME:TAG", options.image)
+        yield Problem("--image", "not an image name", "write NAME:TAG", options.image)
     elif match["digest"] is None and match["tag"] in (None, "latest"):
         rule = "a pod that is restarted later may get different code"
         yield Problem("--image", rule, "use a unique tag, or a digest", options.image)
@@ -204,7 +204,10 @@ def _pairs(job: Job, options: KubernetesOptions) -> Iterator[Problem]:  # noqa: 
         key, _, value = text.partition("=")
         if not (_QUALIFIED.fullmatch(key) and amount_of(value) is not None):
             yield Problem(
-                "--resource", "not a resource and its amount", "vpc.amazonaws.com/efa=4", text
+                "--resource",
+                "not a resource and its amount",
+                "for example vpc.amazonaws.com/efa=4",
+                text,
             )
 
 
@@ -213,7 +216,9 @@ def _tolerations(job: Job, options: KubernetesOptions) -> Iterator[Problem]:  # 
         rest, has_effect, effect = text.partition(":")
         key, _, value = rest.partition("=")
         if not (_QUALIFIED.fullmatch(key) and _VALUE.fullmatch(value)):
-            yield Problem("--toleration", "not a taint", "nvidia.com/gpu=present:NoSchedule", text)
+            yield Problem(
+                "--toleration", "not a taint", "for example nvidia.com/gpu=present:NoSchedule", text
+            )
         elif has_effect and effect not in _EFFECTS:
             near = difflib.get_close_matches(effect, _EFFECTS, n=1, cutoff=0.3)
             remedy = f"did you mean {near[0]}?" if near else f"one of {', '.join(_EFFECTS)}"
