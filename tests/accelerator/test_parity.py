@@ -132,6 +132,7 @@ def on_one_rank(output_dir: str) -> list[float]:
 
 
 def kept_loop(output_dir: str) -> list[float]:
+    torch.manual_seed(0)
     model = GPT()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loop = prepare(model, optimizer, sentences(), settings(output_dir, max_steps=6))
@@ -144,8 +145,9 @@ def kept_loop(output_dir: str) -> list[float]:
 
 def test_a_loop_of_ones_own_in_a_group_that_takes_no_host_tensors(tmp_path: Path) -> None:
     losses = run_ranks(kept_loop, 2, args=(str(tmp_path),), backend=GROUPS["device only"])[0]
+    expected = run_ranks(kept_loop, 2, args=(str(tmp_path),), backend=GROUPS["both"])[0]
     assert len(losses) == 6
-    assert losses[-1] < losses[0]
+    assert largest_deviation(losses, expected) <= PARITY
 
 
 def gathered(output_dir: str) -> list[list[float]]:
