@@ -68,7 +68,8 @@ def own_flags(words: Sequence[str]) -> tuple[list[str], tuple[str, ...], list[Pr
     dashes, --help, which the script's parser would already have handled, and every flag of a script
     that certainly reads none.
     """
-    reads_none = _reads_no_flags()
+    # the source is only read if there are flags at all: every rank comes by here as it starts
+    reads_none = any(word.startswith("-") for word in words) and _reads_no_flags()
     ours: list[str] = []
     left: list[str] = []
     problems: list[Problem] = []

@@ -91,9 +91,9 @@ def certify_resume(argv: tuple[str, ...], steps: int, ranks: int, then_ranks: in
 
 def _check_parser(script: str, settings: tuple[str, ...], problems: Sequence[str]) -> None:
     """Raise ConfigError if the script's own parser rejects the arguments that are added here."""
-    problem = settings_problem(script, settings)
     was_usage_error = any(f"exit codes [{ConfigError.exit_code}]" in each for each in problems)
-    if was_usage_error and problem is not None:
+    problem = settings_problem(script, settings) if was_usage_error else None
+    if problem is not None:
         raise ConfigError([problem])
 
 

@@ -160,9 +160,10 @@ class Runner:
                 stderr=output,
                 check=False,
             )
-        problem = settings_problem(self.argv[0], self.settings)
-        if result.returncode == ConfigError.exit_code and problem is not None:
-            raise ConfigError([problem])
+        if result.returncode == ConfigError.exit_code:
+            problem = settings_problem(self.argv[0], self.settings)
+            if problem is not None:
+                raise ConfigError([problem])
         if result.returncode:
             tail = (folder / "output.txt").read_text().strip()[-1500:]
             raise WorkerFailure(f"{layout.name}: exit code {result.returncode}\n{tail}")
