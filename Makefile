@@ -14,7 +14,7 @@ MIN_TESTS := tests/unit/test_layout.py tests/unit/test_batches.py tests/unit/tes
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 .PHONY: accelerator all-reduces applications bench build campaign check check-min check-tests ci clean collectives course cuda-symbols device-matrix docs docs-version documents drills drills-on-device faults figures forks fuzz \
-  gpu-smoke horovod image labs large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device pages parameter-server patterns plan-memory plan-published plan-time ray recording rehearsals release resume-matrix save-plan scaling setup setup-min simulations slow streams targets tensorflow test tour tune tune-fashion tune-overhead tune-quality tune-targets tune-waiting tune-winners tune-workers types verdicts wheel-check
+  gpu-smoke horovod image labs large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device pages parameter-server patterns plan-memory plan-published plan-time played ray recording rehearsals release resume-matrix save-plan scaling setup setup-min simulations slow streams targets tensorflow test tune tune-fashion tune-overhead tune-quality tune-targets tune-waiting tune-winners tune-workers types verdicts wheel-check
 
 setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of constraints.txt
 
@@ -112,11 +112,14 @@ pages:                            ## what the code writes: commands, config keys
 play = rm -rf $(2) && mkdir -p $(2) && cp -r examples $(2) && \
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tests/pages/play.py $(1) $(2) $(3)
 
-tour:                             ## the commands of the home page, docs/tour.md and docs/recovery.md, run here; what they print is written on the pages (minutes)
+# Pages whose commands run on any machine. `make played-tour` runs those of docs/tour.md; `make played-tour WRITE=--write` puts what
+# they print on the page.
+PLAYED := checkpoints config evaluation exports index optimization recovery rehearse report simulate stopping tour
+$(PLAYED:%=played-%): played-%:
 	$(MAKE) setup EXTRA=dev-all
-	$(call play,docs/index.md,build/played/home,--write)
-	$(call play,docs/tour.md,build/played/tour,--write)
-	$(call play,docs/recovery.md,build/played/recovery,--write)
+	$(call play,docs/$*.md,build/played/$*,$(WRITE))
+
+played: $(PLAYED:%=played-%)      ## the commands of these pages, one page after the other, as the pages say (minutes)
 
 # The commands of an application's README, run in order; each must end as the page says. `make application-images WRITE=--write` puts
 # what they print on the page.
@@ -308,6 +311,7 @@ device-matrix: accelerator        ## every layout on the test device against the
 	PYTHONPATH=build/accelerator $(BIN)/python -m tests.accelerator.table docs/device-matrix.md benchmarks/results/device-matrix
 
 plan-memory:                      ## predicted memory next to measured (half an hour): predict, train every case, compare
+	rm -rf benchmarks/results/plan-memory/round-*
 	$(BIN)/python -m benchmarks.plan.memory predict benchmarks/results/plan-memory
 	$(BIN)/python -m benchmarks.plan.memory measure benchmarks/results/plan-memory
 	$(BIN)/python -m benchmarks.plan.memory report benchmarks/results/plan-memory

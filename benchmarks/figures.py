@@ -75,8 +75,7 @@ def figures() -> list[Figure]:
 
 
 def _figure(name: str, entry: Mapping[str, Any]) -> Figure:
-    recorded = ["--", f"{_RESULTS}/{name}"]
-    commit, date = _git("log", "-1", "--format=%h %as", *_NOT_TEXT_ONLY, *recorded).split()
+    commit, date = newest(_recorded(name), entry.get("again"))
     since = [*_NOT_TEXT_ONLY, f"{commit}..HEAD", "--", *code_of(entry)]
     return Figure(
         name=name,
@@ -87,6 +86,19 @@ def _figure(name: str, entry: Mapping[str, Any]) -> Figure:
         lines_changed=lines_changed(_git("log", "--numstat", "--format=", *since)),
         pages=_pages_that_show(name),
     )
+
+
+def _recorded(name: str) -> str:
+    """The commit of the results."""
+    results = ["--", f"{_RESULTS}/{name}"]
+    return _git("log", "-1", "--format=%H", *_NOT_TEXT_ONLY, *results).strip()
+
+
+def newest(recorded: str, again: str | None) -> tuple[str, str]:
+    """Of the commit of the results and the one at which they came out the same again; its date."""
+    among = [recorded, again] if again else [recorded]
+    commit, date = _git("log", "-1", "--no-walk", "--format=%h %as", *among).split()
+    return commit, date
 
 
 def _pages_that_show(name: str) -> tuple[str, ...]:

@@ -191,3 +191,20 @@ def test_the_note_names_the_flags_that_the_script_gets() -> None:
     assert "--time, --env stand after train.py and were passed" in note_on(
         ("--time", "--env"), "train.py"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "is_wrong"),
+    [
+        ("PET_REDIRECTS", ["--nproc-per-node"], True),
+        ("PET_REDIRECTS", ["-r"], False),
+        ("PET_REDIRECTS", ["--redirects"], False),
+        ("PET_TEE", ["-r"], True),
+        ("PET_R", [], False),  # torchrun does not read it
+    ],
+)
+def test_only_variables_that_torchrun_reads_are_checked_and_only_without_the_flag(
+    monkeypatch: pytest.MonkeyPatch, name: str, given: list[str], is_wrong: bool
+) -> None:
+    monkeypatch.setenv(name, "9")
+    assert [each.where for each in environment_problems(given)] == ([name] if is_wrong else [])

@@ -9,9 +9,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from drivetrain.supervise.processes.head_start import HeadStart, request
 from drivetrain.verify.drills.drill import weights_fingerprint
 from tests.launch.test_supervision import Run
 
@@ -143,7 +145,48 @@ def test_a_run_asked_to_stop_while_its_ranks_import_says_resume_me(tmp_path: Pat
     run.process.send_signal(signal.SIGTERM)
     code, stderr = run.end()
     assert code == 75
-    assert "stopped by SIGTERM; all ranks were killed" in stderr
+    assert "stopped by SIGTERM before its first step; run the same command again" in stderr
+
+
+def test_a_second_ctrl_c_says_what_is_lost_and_how_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRIVETRAIN_DRILL_PAUSE_S", "0.4")  # of 12 micro-batches in each step
+    words = ("-m", "drivetrain.verify.drills.workload", "checkpoint.every_steps=1")
+    run = Run(tmp_path, *words, ranks=1, start="--spares=0")
+    run.wait_for(1)
+    run.process.send_signal(signal.SIGINT)
+    time.sleep(1.2)
+    run.process.send_signal(signal.SIGINT)
+    code, stderr = run.end()
+    assert code == 75
+    asked = "asking the ranks to save and stop; press Ctrl-C again to stop at once, without saving"
+    assert stderr.count(asked) == 1
+    said = "stopped after step 1: a second SIGINT ended it at once"
+    kept = "the newest checkpoint is of step 1: run the same command again to resume"
+    assert f"{said}; {kept}\n" in stderr
+    end = json.loads((run.directory / "attempts" / "0001" / "end.json").read_text())
+    assert (end["kind"], end["detail"], end["restarts"]) == ("preempted", said, False)
+
+
+def test_ranks_with_a_head_start_can_be_stopped_before_their_supervisor_listens(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_s, killed = [100.0], []
+    one = HeadStart.__new__(HeadStart)
+    one.asked, one.is_request_said, one._asked_s = "", False, 0.0
+    one.node = SimpleNamespace(kill=lambda: killed.append(True))  # type: ignore[assignment]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    one._note(signal.SIGINT, None)
+    assert capsys.readouterr().err == f"{request('SIGINT')}\n", "at once: its imports take seconds"
+    now_s[0] += 0.5
+    one._note(signal.SIGINT, None)
+    assert (one.asked, killed) == ("SIGINT", [])
+    now_s[0] += 0.6
+    with pytest.raises(SystemExit) as caught:
+        one._note(signal.SIGINT, None)
+    assert (caught.value.code, killed) == (130, [True])
+    assert "a second SIGINT ended it at once" in capsys.readouterr().err
 
 
 def test_a_script_whose_import_is_always_killed_ends_after_three_restarts(tmp_path: Path) -> None:

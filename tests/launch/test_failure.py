@@ -60,6 +60,19 @@ def test_the_traceback_is_what_the_user_reads_last() -> None:
     assert text.endswith("ValueError: no such token")
 
 
+def test_ranks_that_found_a_loss_not_finite_did_not_stop_because_of_another() -> None:
+    nan = (
+        "Traceback …\nNonFiniteLoss: train/loss = nan at step 40 on rank {}: the loss is not finite"
+    )
+    found = [RankFailure(rank, 10 + rank, 6, nan.format(rank), at_s=rank) for rank in (1, 2, 3)]
+    text = verdict([RankFailure(0, 10, -15, at_s=9.0), *found], "node-a")
+    assert text.splitlines()[:3] == [
+        "rank 1 (pid 11, node-a) failed first: exit code 6",
+        "(the same was found on ranks 2 and 3)",
+        "(rank 0 stopped because of it)",
+    ]
+
+
 def test_a_sigkill_is_explained() -> None:
     assert "out of memory" in verdict([RankFailure(1, 11, -9)], "node-a")
     assert RankFailure(1, 11, -9).process_exit_code == 137

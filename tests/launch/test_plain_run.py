@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from drivetrain import Hook, Preempted, Task, Trainer, open_run
+from drivetrain.config.command_line import argv_of_script
 from drivetrain.core.errors import StoppedByCtrlC
 from drivetrain.record import plain_run, requests, session
 from drivetrain.record.plain_run import how_to_resume, is_plain
@@ -257,6 +258,18 @@ def test_only_a_script_that_runs_by_itself_is_plain(monkeypatch: pytest.MonkeyPa
         assert not is_plain()
     monkeypatch.setenv(session.SESSION, "session")
     assert not is_plain()
+
+
+def test_a_ray_worker_is_not_a_plain_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that ended with SystemExit would end the worker, and its error would be lost."""
+    # pytest-xdist's workers have no script, as a notebook has none
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "script.py", raising=False)
+    worker = "/site-packages/ray/_private/workers/default_worker.py"
+    monkeypatch.setattr(sys, "argv", [worker, "--node-ip-address=10.0.0.1"])
+    assert not is_plain()
+    assert argv_of_script() == []
+    monkeypatch.setattr(sys, "argv", ["default_worker.py"])  # a script of the user's own
+    assert is_plain()
 
 
 @pytest.mark.usefixtures("plain")

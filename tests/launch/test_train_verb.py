@@ -111,6 +111,20 @@ def test_a_flag_of_the_launcher_that_the_script_gets_is_told(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["status"], "RUN: not given; run drivetrain status --help"),
+        (["status", "a", "b", "c"], "b c: not expected; run drivetrain status --help"),
+        (["status", "--foo", "x"], "--foo: unknown option; run drivetrain status --help"),
+        (["--foo"], "--foo: unknown option; run drivetrain --help"),
+        (["statsu", "x"], "statsu: unknown command; did you mean status?"),
+        (["verify", "foo"], "foo: unknown command; run drivetrain verify --help"),
+        (
+            ["verify", "parity", "x.py", "--layouts"],
+            "--layouts: needs a value; write --layouts VALUE",
+        ),
+        (
+            ["verify", "parity", "x.py"],
+            "--layouts: not given; run drivetrain verify parity --help",
+        ),
         (
             ["verify", "resume", "x.py", "--steps", "ten"],
             "--steps = ten: must be a whole number; run drivetrain verify resume --help",
@@ -402,7 +416,8 @@ def test_verbs_whose_flags_are_not_read_are_listed_all_the_same(argv: list[str])
     whole = CliRunner().invoke(app, argv)
     narrow = CliRunner().invoke(with_flags_of(app, argv), argv)
     assert (narrow.exit_code, narrow.output) == (whole.exit_code, whole.output)
-    assert whole.output
+    assert whole.output or isinstance(whole.exception, ConfigError)
+    assert str(narrow.exception) == str(whole.exception)
 
 
 @pytest.mark.parametrize("words", [["config"], ["config", "global_batch_size=8", "max_steps=2"]])
@@ -425,3 +440,13 @@ def test_a_job_whose_time_is_up_while_it_starts_is_to_be_started_again() -> None
             time.sleep(0.001)
         process.send_signal(signal.SIGUSR1)  # the supervisor has only just begun to import
         assert process.wait(timeout=60) == 75
+
+
+def test_a_module_may_be_named_by_torchruns_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "mod.py").write_text("print('in', __package__)\n")
+    monkeypatch.setenv("PET_MODULE", "1")
+    result = drivetrain("train", "--nproc-per-node", "1", "pkg.mod", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (0, "in pkg\n"), result.stderr

@@ -30,7 +30,8 @@ that have nothing to save exit with 130 or 143.
 
 In Python, the same errors are exceptions; those with a link are in the
 [API reference](reference.md#errors). Apart from 75, a plain `python script.py` ends with Python's
-own exit code, which is 1 for an exception.
+own exit code, which is 1 for an exception, and prints the traceback, which names your line; what is
+wrong and what to do stand at its end, as `drivetrain train` prints them.
 
 ```bash
 until drivetrain train --run-dir runs/mine --nproc-per-node 4 train.py; do

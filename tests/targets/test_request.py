@@ -217,8 +217,10 @@ def test_a_submitted_run_remembers_everything(desk: Path) -> None:
 
 
 def test_a_run_that_was_not_submitted_says_so(desk: Path) -> None:
-    with pytest.raises(ConfigError, match="it has no job.json: the run was not submitted"):
-        submission.load(desk)
+    (desk / "train.py").touch()
+    for given in (desk, desk / "train.py"):
+        with pytest.raises(ConfigError, match="it has no job.json: the run was not submitted"):
+            submission.load(given)
     (desk / "run.yaml").touch()
     with pytest.raises(ConfigError, match="RUN = .*: was started on this machine, not submitted"):
         submission.load(desk)

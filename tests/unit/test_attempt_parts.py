@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from drivetrain.checkpoint.lineage import claim_next
+from drivetrain.checkpoint.manifest import Manifest
 from drivetrain.checkpoint.storage import storage_at
 from drivetrain.diagnose.finding import Finding, Severity
 from drivetrain.diagnose.finding import Kind as Diagnosis
+from drivetrain.record.plain_run import resume_with_launcher
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import (
     RUN_DIR,
@@ -31,13 +33,15 @@ from drivetrain.supervise.attempt import NodeAttempt
 from drivetrain.supervise.failures import reporting
 from drivetrain.supervise.failures.attempt_report import (
     AttemptReport,
-    is_unsaved,
+    last_saved_step,
     write_closed,
     write_end,
+    write_lost,
 )
 from drivetrain.supervise.failures.failure import RankFailure
 from drivetrain.supervise.failures.rank_dump import RankDump
 from drivetrain.supervise.failures.reporting import (
+    kept,
     lost_replica,
     paragraph,
     say,
@@ -288,19 +292,27 @@ def test_an_account_has_all_that_is_known(tmp_path: Path) -> None:
     assert attempt.account(end, [], why="", restarts=False).detail == ""
 
 
-def test_a_run_without_a_checkpoint_is_known_to_begin_anew(tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_is_known_to_begin_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     storage = storage_at(tmp_path / "run" / "checkpoints")
-    assert not is_unsaved(tmp_path), "no rank has named a run"
+    assert last_saved_step(tmp_path) is None, "no rank has named a run"
     (tmp_path / "run-0").write_text(str(tmp_path / "run"))
     (tmp_path / "attempt").write_text("1")
-    assert not is_unsaved(tmp_path), "without a claim here, it may save elsewhere"
+    assert last_saved_step(tmp_path) is None, "without a claim here, it may save elsewhere"
     claim_next(storage, 0)
     storage.put("step-000000004-a1/data", b"begun, not committed")
-    assert is_unsaved(tmp_path)
+    assert last_saved_step(tmp_path) == 0
     attempt, end = node_attempt(tmp_path), End(EndKind.FAILED, 5)
     assert attempt.account(end, [], why="", restarts=True).is_unsaved
     storage.put("step-000000004-a1/manifest.json", b"{}")
-    assert not is_unsaved(tmp_path)
+    assert last_saved_step(tmp_path) is None, "it is damaged"
+    complete = Manifest(4, 1, {"tp": 1}, "ddp", {})
+    storage.put("step-000000004-a1/manifest.json", complete.to_json())
+    assert last_saved_step(tmp_path) == 4
+    (tmp_path / "run-0").unlink()
+    monkeypatch.setenv(RUN_DIR, str(tmp_path / "run"))
+    assert last_saved_step(tmp_path) == 4, "an earlier command's, while the ranks still import"
 
 
 @pytest.mark.parametrize("is_readable", [True, False])
@@ -313,7 +325,23 @@ def test_a_run_that_resumed_from_another_or_cannot_be_read_is_not_said_to_begin_
     claim_next(storage, 40)
     if not is_readable:
         storage.put("attempt-00001.json", b"[]")
-    assert not is_unsaved(tmp_path)
+    assert last_saved_step(tmp_path) is None
+
+
+def test_an_end_is_recorded_for_a_supervisor_that_was_killed(tmp_path: Path) -> None:
+    run = RunDirectory.at(tmp_path / "run")
+    write_lost(tmp_path, "SIGKILL", restarts=True)  # no rank has opened an attempt
+    run.begin_attempt(1, {"launched_s": 5.0})
+    (tmp_path / "run-0").write_text(str(run.path))
+    (tmp_path / "attempt").write_text("1")
+    ProgressPage(page_path(tmp_path, 0)).note(Phase.STEPPING, 3)
+    ProgressPage(page_path(tmp_path, 1)).note(Phase.STEPPING, 4)
+    write_lost(tmp_path, "SIGKILL", restarts=False)
+    end = run.attempts()[0].end
+    assert (end["kind"], end["step"], end["restarts"]) == ("failed", 4, False)
+    assert end["detail"] == "the supervisor was killed by SIGKILL after step 4"
+    write_lost(tmp_path, "SIGBUS", restarts=False)
+    assert run.attempts()[0].end == end, "what the supervisor recorded itself stays"
 
 
 # What is said of an end
@@ -482,16 +510,34 @@ def test_a_replica_that_is_lost_is_named() -> None:
             "--run-dir /runs/a before the script",
         ),
         (EndKind.FINISHED, "SIGTERM arrived as the last step ended; the run is finished"),
-        (EndKind.FAILED, "stopped by SIGTERM; all ranks were killed"),
+        (
+            EndKind.FAILED,
+            "stopped by SIGTERM after step 4; the newest checkpoint is of step 3: to resume, run "
+            "the same command again with --run-dir /runs/a before the script",
+        ),
     ],
 )
 def test_who_was_asked_to_stop_says_what_became_of_it(kind: EndKind, text: str) -> None:
-    assert stopped(End(kind, 4), "SIGTERM", Path("/runs/a")) == text
+    resume = resume_with_launcher(Path("/runs/a"))
+    assert stopped(End(kind, 4), "SIGTERM", resume, kept(3, Path("/runs/a"))) == text
+
+
+def test_a_script_that_does_not_train_is_not_told_how_to_resume() -> None:
+    end = End(EndKind.FAILED, 0, trains=False)
+    assert stopped(end, "SIGINT", "", "") == "stopped by SIGINT; all ranks were killed"
+
+
+def test_what_is_left_of_a_run_that_could_not_save() -> None:
+    assert kept(0, Path("/runs/a")) == (
+        "there is no checkpoint yet: run the same command again to start from the beginning"
+    )
+    assert kept(None, None) == "run the same command again to resume"
 
 
 def test_with_a_directory_the_same_command_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RUN_DIR, "/runs/a")
-    said = stopped(End(EndKind.PREEMPTED, 4), "SIGTERM", Path("/runs/a"))
+    resume = resume_with_launcher(Path("/runs/a"))
+    said = stopped(End(EndKind.PREEMPTED, 4), "SIGTERM", resume, "")
     assert said.endswith("saved after step 4; run the same command again to resume")
 
 

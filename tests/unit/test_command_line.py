@@ -118,6 +118,12 @@ TRAINS = "from drivetrain import load_config\nload_config()\n"
         (f"import argparse\n{TRAINS}", "", False),
         (f"import a_library_of_theirs\n{TRAINS}", "", False),
         (f"from .settings import flags\n{TRAINS}", "", False),
+        (f"from . import beside\n{TRAINS}", "import numpy\n", True),
+        (f"from . import beside\n{TRAINS}", "import argparse\n", False),
+        (f"from tools import quiet\n{TRAINS}", "", True),
+        (f"from tools import quiet, flags\n{TRAINS}", "", False),
+        (f"import tools.flags\n{TRAINS}", "", False),
+        (f"from ........................ import x\n{TRAINS}", "", False),
         (f"exec(open('x').read())\n{TRAINS}", "", False),
         ("it is not python (", "", False),
     ],
@@ -127,6 +133,10 @@ def test_only_what_certainly_reads_no_flags_has_no_parser(
 ) -> None:
     (tmp_path / "train.py").write_text(script)
     (tmp_path / "beside.py").write_text(beside)
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "__init__.py").write_text("from .quiet import model\n")
+    (tmp_path / "tools" / "quiet.py").write_text("import torch\n")
+    (tmp_path / "tools" / "flags.py").write_text("import argparse\n")
     assert is_parserless(str(tmp_path / "train.py")) is is_certain
 
 
@@ -172,6 +182,24 @@ def test_flags_of_a_script_that_reads_none_are_refused(
 def test_words_that_are_handed_over_are_all_the_configs() -> None:
     with pytest.raises(ConfigError, match="--width: not an override"):
         load_config(argv=["--width", "3"], defaults=DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    ("argv", "refused"),
+    [
+        (["--width", "3"], ["--width"]),
+        (["--shift", "-1", "2", "seed=1"], ["--shift"]),
+        (["--width=3", "fast"], ["--width=3", "fast"]),
+        (["--width", "3", "seed=1", "fast"], ["--width", "fast"]),
+        (["--width", "3", "-v"], ["--width", "-v"]),
+    ],
+)
+def test_a_refused_flags_values_are_not_refused_as_well(
+    argv: list[str], refused: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config(argv=argv, defaults=DEFAULTS)
+    assert [problem.where for problem in raised.value.problems] == refused
 
 
 def test_ranks_cannot_import_what_a_notebook_holds(monkeypatch: pytest.MonkeyPatch) -> None:

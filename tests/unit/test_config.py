@@ -137,6 +137,8 @@ def test_all_problems_come_at_once() -> None:
             "use bf16 or fp32 with parallel.strategy=local_sgd",
         ),
         (["fast"], "fast: not an override; write path.to.key=value"),
+        (["seed=null"], "seed = null: must be a whole number; the default is 42"),
+        (["sede=true"], "sede = true: unknown key; did you mean seed?"),
         (
             ["optimization.warmup_steps=11"],
             "optimization.warmup_steps = 11: longer than the run, which is 10 steps; "

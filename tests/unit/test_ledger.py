@@ -12,6 +12,7 @@ from drivetrain.record.ledger import CLASSES, Ledger, make_ledger
 from drivetrain.record.reading import Event, PastAttempt
 from drivetrain.record.reading.files import Table
 from drivetrain.record.step_file import COMPILES, FIELDS
+from drivetrain.view.describe import ledger_view
 
 STEP_S = 1.0
 
@@ -91,6 +92,28 @@ def test_a_run_that_was_given_up_and_taken_up_again_was_idle() -> None:
     ]
     _, seconds = account(attempts, [table])
     assert seconds == {"productive": 10.0, "start_up": 8.0, "idle": 90.0}
+
+
+def test_the_time_until_a_finished_run_is_extended_is_not_counted() -> None:
+    table = np.concatenate([steps(1, range(1, 6), 105.0), steps(2, range(6, 11), 10_203.0)])
+    attempts = [
+        attempt(1, 100.0, 102.0, kind="finished", time_s=110.0),
+        attempt(2, 10_200.0, 10_201.0, kind="finished", time_s=10_208.0),
+    ]
+    ledger, seconds = account(attempts, [table])
+    assert seconds == {"productive": 10.0, "start_up": 8.0}
+    assert (ledger.wall_s, ledger.between_runs_s) == (18.0, 10_090.0)
+    assert ledger.goodput == pytest.approx(10 / 18)
+    view = ledger_view(ledger)
+    assert view is not None
+    assert (view.wall_s, view.between_runs_s) == pytest.approx((18.0, 10_090.0))
+    assert sum(float(each.sum()) for each in view.over_time.values()) == pytest.approx(18.0)
+
+
+def test_nothing_was_redone_after_a_failure_that_ended_the_run() -> None:
+    table = steps(1, range(1, 6), 105.0)
+    failed = attempt(1, 100.0, 102.0, kind="failed", time_s=110.5)
+    assert account([failed], [table])[1] == {"productive": 5.0, "start_up": 5.5}
 
 
 def test_a_stall_lasts_from_the_last_step_until_it_was_noticed() -> None:

@@ -55,6 +55,10 @@ def clear(loop: KeptLoop) -> None:
     loop.optimizer.zero_grad()
 
 
+def fill_with_zeros(loop: KeptLoop) -> None:
+    loop.optimizer.zero_grad(set_to_none=False)
+
+
 def update(loop: KeptLoop) -> None:
     loop.optimizer.step()
 
@@ -103,6 +107,48 @@ def test_gradients_cleared_between_micro_batches_are_missed(tmp_path: Path) -> N
 def test_cleared_where_there_are_none_they_are_not(tmp_path: Path) -> None:
     expected = train(settings(str(tmp_path)))
     assert train(settings(str(tmp_path)), first=clear, after=clear) == expected
+
+
+def test_gradients_filled_with_zeros_are_missed_too(tmp_path: Path) -> None:
+    config = settings(str(tmp_path))
+    assert refusal(config, between=fill_with_zeros) == CLEARED
+    assert refusal(config, inside=fill_with_zeros) == CLEARED
+    config = settings(str(tmp_path), micro_batch_size=4)
+    assert refusal(config, first=fill_with_zeros) == CLEARED_BETWEEN
+    expected = train(settings(str(tmp_path)))
+    config = settings(str(tmp_path))
+    assert train(config, first=fill_with_zeros, after=fill_with_zeros) == expected
+
+
+def test_zeros_are_refused_only_where_zero_grad_made_all_of_them(tmp_path: Path) -> None:
+    def clear_one(loop: KeptLoop) -> None:
+        loop.optimizer.param_groups[0]["params"][0].grad.zero_()
+
+    def clear_all(loop: KeptLoop) -> None:
+        for weight in loop.model.parameters():
+            weight.grad.zero_()  # as a loss with margins may leave them
+
+    train(settings(str(tmp_path)), between=clear_one)
+    train(settings(str(tmp_path)), between=clear_all)
+
+
+def test_a_zero_grad_that_a_script_has_replaced_is_still_called(tmp_path: Path) -> None:
+    calls: list[bool] = []
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    own = optimizer.zero_grad
+
+    def replaced(set_to_none: bool = True) -> None:
+        calls.append(set_to_none)
+        own(set_to_none)
+
+    optimizer.zero_grad = replaced  # type: ignore[method-assign]
+    loop = prepare(model, optimizer, data(), settings(str(tmp_path)))
+    for step in loop.steps():
+        for x, y in step:
+            loop.backward(F.cross_entropy(loop.model(x), y))
+        loop.step()
+    assert calls == [True] * 3
 
 
 def test_bitwise_has_its_own_place_for_gradients(tmp_path: Path) -> None:
@@ -205,6 +251,8 @@ def on_ranks(output_dir: str) -> list[str]:
     """What each strategy says of each leftover; a rank has two micro-batches."""
     said = []
     for strategy in ("ddp", "fsdp", "local_sgd"):
+        config = settings(output_dir, parallel={"strategy": strategy})
+        said.append(refusal(config, between=fill_with_zeros))
         config = settings(output_dir, micro_batch_size=2, parallel={"strategy": strategy})
         train(config, after=clear)
         said += [refusal(config, between=clear), refusal(config, between=update)]
@@ -214,4 +262,4 @@ def on_ranks(output_dir: str) -> list[str]:
 def test_ranks_say_so_too_with_every_strategy(tmp_path: Path) -> None:
     """Not that ddp should look for unused parameters, or that fsdp replaced the weights."""
     for said in run_ranks(on_ranks, 2, 120, args=(str(tmp_path),)):
-        assert said == [CLEARED, STEPPED] * 3
+        assert said == [CLEARED, CLEARED, STEPPED] * 3

@@ -130,6 +130,25 @@ def test_diagnose_advises_what_the_run_advised(quiet: dict[str, Any], tmp_path: 
     assert without_report.evidence == ("train/loss = nan at step 1",)
 
 
+def test_diagnose_names_every_rank_that_found_it() -> None:
+    said = "NonFiniteLoss: train/loss = nan at step 4{}: the loss is not finite; look"
+    errors = [said.format(where) for where in (" on rank 2", " on rank 0", "")]
+    failures = [{"error": error, "rank": 9, "exit_code": 6} for error in errors]
+    found = divergence.judge(Evidence(1, end={"failures": failures}))
+    assert found is not None
+    assert found.what == "the loss became NaN or infinite at step 4 on ranks 0 and 2"
+    assert found.ranks == (0, 2)
+    mean = divergence.judge(Evidence(1, end={"failures": failures[2:]}))
+    assert mean is not None
+    assert mean.what == "the loss became NaN or infinite at step 4"
+    report = {"found_in": "loss", "name": "loss", "what": "the loss", "step": 4}
+    report |= {"num_nan": 1, "num_inf": 0, "num_elements": 1}
+    reports = {0: report, 2: report, 1: report | {"step": 5}}
+    found = divergence.judge(Evidence(1, end={}, non_finite=reports))
+    assert found is not None
+    assert found.evidence[1:] == ("not finite at this step on ranks 0 and 2",)
+
+
 @pytest.mark.parametrize(
     ("max_grad_norm", "own", "remedy"),
     [

@@ -65,6 +65,20 @@ def recorded(trainer: Trainer) -> tuple[bool, str]:
     return document["config"]["data"]["shuffle"], document["sources"][KEY]
 
 
+def test_a_start_says_that_a_loader_reads_in_order_unless_the_config_did(tmp_path: Path) -> None:
+    def says_so(source: Any, *words: str) -> bool:
+        assembly = fit(tmp_path, source, *words).assembly
+        assert assembly is not None
+        return choices.IN_ORDER in assembly.notes
+
+    assert says_so(DataLoader(data()))
+    assert not says_so(DataLoader(data()), "data.shuffle=false")
+    assert not says_so(DataLoader(data(), shuffle=True))
+    assert not says_so(DataLoader(data(), sampler=RandomSampler(data(), replacement=True)))
+    assert not says_so(DataLoader(Stream()), "num_train_epochs=null")
+    assert not says_so(data(), "data.shuffle=false")
+
+
 def test_what_the_data_decides_is_recorded(tmp_path: Path) -> None:
     def found(source: Any) -> tuple[bool, str]:
         return recorded(fit(tmp_path, source))

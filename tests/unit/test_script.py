@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -78,6 +81,33 @@ def test_the_package_of_a_module_may_be_installed(
     monkeypatch.syspath_prepend(installed)
     assert imports_drivetrain(["-m", "mine.train"])
     assert not imports_drivetrain(["-m", "mine.tools"]), "other libraries are not followed"
+
+
+def test_an_editable_install_is_followed_where_only_its_import_hook_finds_it(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = project / "code"  # the package is called otherwise than its folder
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise RuntimeError('it was executed')\n")
+    (folder / "engine.py").write_text("import drivetrain\n")
+    (folder / "tools.py").write_text("import torch\n")
+
+    class Hook:
+        @staticmethod
+        def find_spec(name: str, *_: object) -> ModuleSpec | None:
+            if name == "broken":
+                raise RuntimeError("a hook with a bug")
+            if name != "editable":
+                return None
+            return spec_from_file_location(name, folder / "__init__.py")
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Hook])
+    for name in ("engine", "tools"):
+        (project / f"uses_{name}.py").write_text(f"import broken\nfrom editable import {name}\n")
+    assert imports_drivetrain(["uses_engine.py"])
+    assert not imports_drivetrain(["uses_tools.py"])
+    assert imports_drivetrain(["-m", "editable.engine"])
+    assert not imports_drivetrain(["-m", "editable.tools"])
 
 
 def test_a_source_that_cannot_be_parsed_is_not_known_to_use_it(project: Path) -> None:

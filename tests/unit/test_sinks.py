@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from drivetrain.core.errors import EnvironmentProblem
-from drivetrain.record import RunDirectory
-from drivetrain.record.sinks import PrometheusSink, make_sink, metric_name
+from drivetrain.record import RunDirectory, sinks
+from drivetrain.record.sinks import PrometheusSink, choose_sinks, make_sink, metric_name
 from drivetrain.record.system import Gpus, NodeUsage, SystemWatch
 
 RUN_YAML = """
@@ -145,6 +145,20 @@ def test_two_runs_on_one_node_have_two_ports(run: RunDirectory, tmp_path: Path) 
     assert second._server.server_port not in (0, port)
     first.close("finished")
     second.close("finished")
+
+
+def test_only_rank_0_looks_up_how_to_install_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # noqa: ARG005
+
+    def command(extra: str) -> str:
+        asked.append(extra)
+        return "pip …"
+
+    monkeypatch.setattr(sinks, "install_command", command)
+    assert choose_sinks(is_main=False) == ((), "tensorboard is not installed")
+    assert asked == []
+    assert choose_sinks(is_main=True) == ((), "tensorboard is not installed (pip …)")
 
 
 @pytest.mark.parametrize("name", ["mlflow", "prometheus", "wandb"])

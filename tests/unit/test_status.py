@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from drivetrain.cli.main import app
 from drivetrain.core.errors import ConfigError
 from drivetrain.record import RunDirectory
 from drivetrain.record.reading import open_run
-from drivetrain.record.status import QUIET_S, status_of
+from drivetrain.record.status import NO_END, QUIET_S, status_of
 from drivetrain.record.step_file import StepTimes, StepWriter
+from drivetrain.view.describe import view_whole
+from drivetrain.view.page import report_page
+from drivetrain.view.summary import verdict
 
 
 def write_run(path: Path, ranks: int = 2, **end: Any) -> RunDirectory:
@@ -74,6 +78,34 @@ def test_the_state_of_a_run(
     assert status_of(open_run(tmp_path / "gpt"), 1020.0 + after_s).state == state
 
 
+def test_an_attempt_that_left_no_end_is_said_to_have_left_none(tmp_path: Path) -> None:
+    write_run(tmp_path / "gpt")
+    run = open_run(tmp_path / "gpt")
+    assert status_of(run, 1025.0).reason == ""
+    assert status_of(run, 1020.0 + QUIET_S + 5).reason == NO_END
+    assert NO_END in verdict(view_whole(run, 1020.0 + QUIET_S + 5))
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (
+            {"detail": "stopped after step 10: a second SIGINT ended it at once", "failures": []},
+            "Not saved at step 10 of 20 on 2 ranks: stopped after step 10: a second SIGINT",
+        ),
+        ({"detail": "stopped by SIGINT after step 10, which was saved"}, "Stopped and saved after"),
+        ({"failures": [{"rank": 0, "exit_code": 75}]}, "Stopped and saved after step 10"),
+    ],
+)
+def test_a_run_that_was_killed_before_it_could_save_is_not_said_to_have_saved(
+    tmp_path: Path, end: dict[str, Any], said: str
+) -> None:
+    write_run(tmp_path / "gpt", kind="preempted", time_s=1020.0, step=10, **end)
+    run = open_run(tmp_path / "gpt")
+    assert status_of(run, 1030.0).state == "preempted"
+    assert verdict(view_whole(run, 1030.0)).startswith(said)
+
+
 def test_the_verb_shows_it_and_gives_it_to_programs(tmp_path: Path) -> None:
     failures = [{"rank": 1, "exit_code": -9, "error": ""}]
     write_run(tmp_path / "gpt", kind="failed", time_s=1020.0, failures=failures)
@@ -87,6 +119,23 @@ def test_the_verb_shows_it_and_gives_it_to_programs(tmp_path: Path) -> None:
     )
     assert document["ledger_s"]["productive"] == pytest.approx(5.0)
     assert sum(document["ledger_s"].values()) == pytest.approx(document["wall_s"])
+
+
+def test_the_time_between_two_runs_is_shown_but_not_counted(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "gpt", kind="finished", time_s=1020.0)
+    run.begin_attempt(2, {"command_s": 5020.0, "launched_s": 5022.0, "started_s": 5030.0})
+    run.end_attempt(2, {"kind": "finished", "time_s": 5040.0})
+    shown = CliRunner().invoke(app, ["status", str(tmp_path / "gpt")]).output
+    assert re.search(r"wall clock, mean of 2 ranks +40\.0 s\n", shown), shown
+    assert re.search(r"between runs, not counted +4,000\.0 s\n", shown)
+    document = json.loads(
+        CliRunner().invoke(app, ["status", str(tmp_path / "gpt"), "--json"]).output
+    )
+    assert (document["wall_s"], document["between_runs_s"]) == (40.0, 4000.0)
+    page = report_page(view_whole(open_run(tmp_path / "gpt"), 5100.0), 5100.0)
+    assert "<td>between runs, not counted</td>" in page
+    assert "1 h 6 min" in page
+    assert "Finished 10 of 20 steps in 40 s." in page
 
 
 def test_runs_are_listed_the_newest_first(tmp_path: Path) -> None:

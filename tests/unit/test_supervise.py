@@ -87,6 +87,7 @@ def test_asked_twice_means_now_but_a_scheduler_that_signals_everybody_asks_once(
     assert m.asked("SIGTERM") == []
     clock.now_s = 2
     assert m.asked("SIGTERM") == [Action.KILL, Action.LEAVE]
+    assert m.why == "a second SIGTERM ended it at once"
 
 
 def test_a_second_request_counts_from_one_second_on_and_a_grace_ends_after_its_last() -> None:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from drivetrain.view.compare import change_text, compare_runs
+from drivetrain.view.compare import Row, change_text, compare_runs
 from drivetrain.view.page import compare_page
 from drivetrain.view.series import make_series
 from drivetrain.view.terminal.screen import show_comparison
@@ -50,6 +51,20 @@ def test_last_values_and_classes_stand_side_by_side() -> None:
     times = {row.name: row for row in found.ledger}
     assert times["data wait"].here == "0 s"
     assert times["goodput"].there == "80.0%"
+
+
+def test_times_of_one_row_have_one_unit() -> None:
+    here, there = ledger(productive=24.0, data_wait=0.153), ledger(productive=24.0, data_wait=6.4)
+    found = compare_runs(run_view(ledger=here), run_view(ledger=there))
+    row = next(row for row in found.ledger if row.name == "data wait")
+    assert (row.here, row.there) == ("0.15 s", "6.4 s")
+
+
+def test_time_between_runs_is_a_row_only_if_there_is_any() -> None:
+    extended = replace(ledger(productive=24.0), between_runs_s=120.0)
+    found = compare_runs(run_view(), run_view(ledger=extended))
+    assert found.ledger[-1] == Row("between runs, not counted", "0 s", "2 min")
+    assert "between" not in compare_runs(run_view(), run_view()).ledger[-1].name
 
 
 def test_a_last_loss_that_is_no_number_is_not_mistaken_for_a_missing_one() -> None:

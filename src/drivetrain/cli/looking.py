@@ -20,7 +20,7 @@ from drivetrain.core.errors import ConfigError, DamagedRun, Problem
 from drivetrain.core.files import write_whole
 from drivetrain.core.text import readable_bytes, readable_duration, readable_rate
 from drivetrain.diagnose.finding import Finding, Severity
-from drivetrain.record.ledger import CLASSES, COLOURS, LABELS, Ledger
+from drivetrain.record.ledger import BETWEEN_RUNS, CLASSES, COLOURS, LABELS, Ledger
 from drivetrain.record.reading import open_run
 from drivetrain.record.status import RunStatus, status_of
 from drivetrain.tune import is_study
@@ -166,6 +166,8 @@ def ledger_table(ledger: Ledger) -> Table:
             table.add_row(label, f"{seconds[name]:,.1f} s", f"{ledger.share(name):.1%}")
     of = f", mean of {ledger.num_ranks} ranks" if ledger.num_ranks > 1 else ""
     table.add_row(Text(f"wall clock{of}", style="bold"), f"{ledger.wall_s:,.1f} s", "")
+    if ledger.between_runs_s:
+        table.add_row(Text(BETWEEN_RUNS, style="dim"), f"{ledger.between_runs_s:,.1f} s", "")
     return table
 
 
@@ -197,6 +199,7 @@ def as_document(found: RunStatus) -> dict[str, Any]:
     return {
         **{name: getattr(found, name) for name in (*names, *rates)},
         "wall_s": ledger.wall_s,
+        "between_runs_s": ledger.between_runs_s,
         "goodput": ledger.goodput,
         "ledger_s": ledger.seconds,
         "unaccounted_s": ledger.unaccounted_s,

@@ -12,12 +12,19 @@ from typing import TYPE_CHECKING
 
 from drivetrain.cli.say import say
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.launch.job import missing_script
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from drivetrain.verify.parity.certificate import LayoutResult, ParityCertificate
     from drivetrain.verify.parity.compare import Tolerance
+
+
+def _check_script(argv: Sequence[str]) -> None:
+    """Refuse a missing file before anything is run; Python looks for the module of `-m`."""
+    if argv[0] != "-m" and (problems := missing_script(argv[0])):
+        raise ConfigError(problems)
 
 
 # `drivetrain verify resume` and `drivetrain verify parity`.
@@ -30,6 +37,7 @@ def verify_resume(
     from drivetrain.cli.terminal import terminal
     from drivetrain.verify.resume import TOLERANCE, certify_resume
 
+    _check_script(argv)
     certificate = certify_resume(argv, steps, ranks, then_ranks)
     console = terminal(soft_wrap=True)
     if as_json:
@@ -50,6 +58,11 @@ def verify_resume(
             f"  losses after the kill: largest relative deviation {certificate.deviation:.1e} "
             f"(allowed in another layout: {TOLERANCE:.0e}; in the same one: none, bit for bit)"
         )
+    if certificate.repeats is False:
+        console.print(
+            "  a second run without a kill has other weights, too: the script does not repeat "
+            "itself; if it draws weights or data itself, call torch.manual_seed at its top"
+        )
     console.print("  certified" if certificate.holds else "  NOT certified")
     return 0 if certificate.holds else 1
 
@@ -59,6 +72,7 @@ def verify_parity(argv: tuple[str, ...], layouts: str, steps: int, *, as_json: b
     from drivetrain.cli.terminal import terminal
     from drivetrain.verify.parity.layouts import parse_layouts
 
+    _check_script(argv)
     asked = parse_layouts(layouts)  # before torch is imported, so that a typo is reported at once
 
     from drivetrain.verify.parity.certificate import certify_parity
@@ -192,6 +206,7 @@ def drill_script(argv: tuple[str, ...], ranks: int, kinds: tuple[str, ...], step
     if unknown:
         known = ", ".join(ONE_HOST_ALL)
         raise ConfigError([Problem("--faults", "unknown", f"use some of {known}", unknown[0])])
+    _check_script(argv)
     console = terminal()
     setting = Setting((*argv, f"checkpoint.every_steps={max(1, step // 4)}"), ranks)
     passed = True

@@ -14,10 +14,12 @@ from drivetrain.core.flags import AFTER_SCRIPT, ALIASES
 
 _RUNS_OTHERS = {"pytest", "py.test", "unittest", "ipykernel_launcher", "colab_kernel_launcher"}
 """Programs whose command line is not meant for the code that they run."""
+_RAY_WORKER = "ray/_private/workers/default_worker.py"
+"""It runs one task after another, of a driver whose command line it does not have."""
 
 
 def runs_own_command_line() -> bool:
-    """False in a notebook or a test runner, whose command line is not for the code it runs."""
+    """False in a notebook, a test runner or a Ray worker: their command line is their own."""
     first = sys.argv[0] if sys.argv else ""
     program = Path(first)
     name = program.parent.name if program.name == "__main__.py" else program.name
@@ -26,7 +28,12 @@ def runs_own_command_line() -> bool:
     is_code_alone = first in ("", "-", "-c")
     is_notebook = not is_code_alone and not hasattr(sys.modules["__main__"], "__file__")
     is_sent = is_code_alone and "execnet" in sys.modules  # how pytest-xdist starts its workers
-    return not is_notebook and not is_sent and name not in _RUNS_OTHERS
+    return (
+        not is_notebook
+        and not is_sent
+        and not program.match(_RAY_WORKER)
+        and name not in _RUNS_OTHERS
+    )
 
 
 def argv_of_script() -> list[str]:

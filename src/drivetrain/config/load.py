@@ -94,16 +94,22 @@ def _split(
     overrides: list[str] = []
     problems: list[Problem] = []
     rest = iter(words)
+    is_after_flag = False
     for word in rest:
+        is_value, is_after_flag = is_after_flag, False
+        is_flag = word.startswith("-") and not word[1:2].isdigit()  # -1 is a value
         if word == "--config":
             file = Path(next(rest, ""))
         elif word.startswith("--config="):
             file = Path(word.partition("=")[2])
         elif "=" in word and not word.startswith("-"):
             overrides.append(word)
+        elif is_value and not is_flag:
+            is_after_flag = True  # of a flag that is refused already; it may have several
         else:
+            is_after_flag = is_flag and "=" not in word
             remedy = "write path.to.key=value"
-            if word.startswith("-"):
+            if is_flag:
                 remedy += "; flags of the script need the script's own parser"
             problems.append(Problem(word, "not an override", remedy, has_value=False))
     return file, overrides, problems
@@ -216,7 +222,14 @@ def _unknown(key: str, value: Any) -> Problem:
         return Problem(key, "is not a key but a flag of the launcher", remedy, value)
     near = nearest_key(key)
     remedy = f"did you mean {near}?" if near else "`drivetrain config` lists all keys"
-    return Problem(key, "unknown key", remedy, value)
+    return Problem(key, "unknown key", remedy, _as_in_yaml(value))
+
+
+def _as_in_yaml(value: Any) -> Any:
+    """Return how YAML writes null, true and false; other values as they are."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def _explain(where: str, arms: Sequence[ErrorDetails]) -> Problem:
@@ -227,7 +240,7 @@ def _explain(where: str, arms: Sequence[ErrorDetails]) -> Problem:
             where, "required, but not set", f"add it, for example {where}=64", has_value=False
         )
     rule = "must be " + " or ".join(_rule(details) for details in arms)
-    return Problem(where, rule, _remedy(where, arms), first["input"])
+    return Problem(where, rule, _remedy(where, arms), _as_in_yaml(first["input"]))
 
 
 def _where(details: ErrorDetails) -> str:

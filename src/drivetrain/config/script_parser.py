@@ -8,10 +8,11 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from drivetrain.core.errors import Problem
+from drivetrain.core.source import NOT_PARSED, files_of, imports_in
 
 _PARSERS = re.compile(
     r"\b(argv|orig_argv|cmdline|argparse|ArgumentParser|HfArgumentParser|parse_args|"
@@ -47,7 +48,7 @@ def settings_problem(script: str, argv: Sequence[str]) -> Problem | None:
 
 
 def is_parserless(script: str) -> bool:
-    """True if nothing in the script or in the modules beside it can read the command line."""
+    """True if nothing in the script or in its own modules can read the command line."""
     waiting, seen = [Path(script).resolve()], set[Path]()
     while waiting:
         file = waiting.pop()
@@ -57,13 +58,12 @@ def is_parserless(script: str) -> bool:
         source = _source(file)
         if source is None or _PARSERS.search(source):
             return False
-        for level, name in _imports(source):
-            beside = file.parents[level - 1] if level else Path(script).resolve().parent
-            own = beside / f"{name}.py"
-            if own.is_file():
-                waiting.append(own)
-            elif level or not _is_silent(name, beside):  # packages beside it are not followed
+        for level, name in imports_in(ast.parse(source)):
+            beside = file.parents[level - 1 : level] if level else [Path(script).resolve().parent]
+            own = [*files_of(name, beside)]
+            if not own and (level or not _is_silent(name)):
                 return False
+            waiting += own
     return True
 
 
@@ -71,10 +71,9 @@ def _is_setting(word: str) -> bool:
     return "=" in word and not word.startswith("-")
 
 
-def _is_silent(name: str, beside: Path) -> bool:
+def _is_silent(name: str) -> bool:
     top = name.partition(".")[0]
-    is_shadowed = (beside / f"{top}.py").is_file() or (beside / top / "__init__.py").is_file()
-    return not is_shadowed and (top in _SILENT or top in sys.stdlib_module_names)
+    return top in _SILENT or top in sys.stdlib_module_names
 
 
 def _source(file: Path) -> str | None:
@@ -82,7 +81,7 @@ def _source(file: Path) -> str | None:
     try:
         source = file.read_text(encoding="utf-8")
         ast.parse(source)
-    except (OSError, SyntaxError, ValueError):
+    except NOT_PARSED:
         return None
     return source
 
@@ -96,12 +95,3 @@ def _calls(source: str, method: str) -> bool:
         and not node.args
         for node in ast.walk(ast.parse(source))
     )
-
-
-def _imports(source: str) -> Iterator[tuple[int, str]]:
-    """Yield every import: (0 or the level of a relative one, the module's name)."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from ((0, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield node.level, node.module or ""

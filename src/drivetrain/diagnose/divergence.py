@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drivetrain.diagnose.evidence import Evidence
-from drivetrain.diagnose.finding import Finding, Kind, Severity
+from drivetrain.diagnose.finding import Finding, Kind, Severity, listed
 from drivetrain.diagnose.stacks import Frame, innermost_users
 
 _DRIFT = re.compile(
@@ -22,7 +22,8 @@ _COMPARED = {
     "replay": (Kind.SILENT_CORRUPTION, "a micro-batch was computed twice and compared bit for bit"),
 }
 _NOT_A_NUMBER = re.compile(
-    r"(?P<said>train/loss = \S+ at step (?P<step>\d+))(?:[^;\n]*; (?P<remedy>[^\n]+))?"
+    r"(?P<said>train/loss = \S+ at step (?P<step>\d+))(?: on rank (?P<rank>\d+))?"
+    r"(?:[^;\n]*; (?P<remedy>[^\n]+))?"
 )
 _REMEDY = (
     "look for values in the data that are not finite, and for a division, a log or a sqrt in the "
@@ -51,6 +52,7 @@ def _non_finite(evidence: Evidence) -> Finding | None:
     frame = innermost_users(Frame(*each) for each in report.get("frames", []))
     line = str(frame) if frame else ""
     ids = [int(i) for i in report.get("sample_ids", [])]
+    found_on = sorted(r for r in reports if reports[r]["step"] == report["step"])
     where = f" (first seen at {line})" if line else ""
     return Finding(
         Severity.ERROR,
@@ -61,6 +63,7 @@ def _non_finite(evidence: Evidence) -> Finding | None:
             f"{_place(report)}: {report['num_nan']} nan, {report['num_inf']} inf of "
             f"{report['num_elements']} values",
             *([f"sample ids: {_shown(ids)}"] if ids else []),
+            *([f"not finite at this step on {listed(found_on)}"] if len(found_on) > 1 else []),
         ),
         (rank,),
         evidence.host_of(rank),
@@ -77,19 +80,24 @@ def _place(report: Mapping[str, Any]) -> str:
 
 
 def _only_seen_in_the_loss(evidence: Evidence) -> Finding | None:
-    for failure in evidence.end.get("failures", []):
-        found = _NOT_A_NUMBER.search(str(failure.get("error", "")))
-        if found:
-            return Finding(
-                Severity.ERROR,
-                Kind.NON_FINITE,
-                f"the loss became NaN or infinite at step {found['step']}",
-                found["remedy"] or _REMEDY,
-                (found["said"],),
-                attempt=evidence.attempt,
-                step=int(found["step"]),
-            )
-    return None
+    errors = [str(failure.get("error", "")) for failure in evidence.end.get("failures", [])]
+    seen = [found for error in errors if (found := _NOT_A_NUMBER.search(error))]
+    if not seen:
+        return None
+    first = seen[0]
+    # without a rank, it is the mean over all of them
+    ranks = sorted(int(f["rank"]) for f in seen if f["rank"] and f["step"] == first["step"])
+    return Finding(
+        Severity.ERROR,
+        Kind.NON_FINITE,
+        f"the loss became NaN or infinite at step {first['step']}"
+        + (f" on {listed(ranks)}" if ranks else ""),
+        first["remedy"] or _REMEDY,
+        (first["said"],),
+        tuple(ranks),
+        attempt=evidence.attempt,
+        step=int(first["step"]),
+    )
 
 
 def _drift(evidence: Evidence) -> Finding | None:

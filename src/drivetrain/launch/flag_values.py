@@ -85,15 +85,16 @@ _OF_TORCHRUN = {
         "must be key=value, with commas", "join_timeout=600", r"\s*|[^,=]+=[^,]+(,[^,=]+=[^,]+)*"
     ),
     "--redirects": _STREAMS,
-    "-r": _STREAMS,
     "--tee": _STREAMS,
-    "-t": _STREAMS,
     "--local-ranks-filter": _matches(
         "must be ranks, with commas", "0,1", r"\s*(\d+\s*(,\s*\d+\s*)*)?"
     ),
 }
+_SHORT = {"-r": "--redirects", "-t": "--tee"}
+"""Short forms; torchrun's variables are named after the long ones only."""
 _ACCEPTED = {
     **_OF_TORCHRUN,
+    **{short: _OF_TORCHRUN[flag] for short, flag in _SHORT.items()},
     "--spares": _whole(1),
     "--grace-period": _seconds(30, or_none=True),
     "--stall-timeout": _seconds(60, or_ever=True),
@@ -115,7 +116,7 @@ def value_problem(flag: str, value: str, typed: str) -> Problem | None:
 def environment_problems(given: Collection[str]) -> list[Problem]:
     """Return what is wrong with torchrun's variables, such as PET_NNODES, of flags not given."""
     found = []
-    for flag in _OF_TORCHRUN.keys() - set(given):
+    for flag in _OF_TORCHRUN.keys() - {_SHORT.get(flag, flag) for flag in given}:
         name = f"PET_{flag.strip('-').replace('-', '_').upper()}"
         accepted = _OF_TORCHRUN[flag]
         value = os.environ.get(name)

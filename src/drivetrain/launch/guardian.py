@@ -30,7 +30,7 @@ from drivetrain.launch.early import command_of_ranks, is_alone, parsed, starting
 from drivetrain.launch.template import Supervised
 from drivetrain.record.run_directory import RunDirectory, cannot_write
 from drivetrain.record.session import COMMAND_S, NODE_SESSION, process_began_s
-from drivetrain.supervise.failures.attempt_report import write_closed
+from drivetrain.supervise.failures.attempt_report import write_closed, write_lost
 from drivetrain.supervise.failures.failure import comes_from_outside
 from drivetrain.supervise.policy import ONLY_FROM_THE_START
 from drivetrain.supervise.processes.forking import Forked, can_fork, fork_call
@@ -141,7 +141,7 @@ class _Guardian:
         self._began_s = process_began_s()
 
     def run(self) -> int:
-        for _ in range(_MOST_RESTARTS + 1):
+        for restarts_left in reversed(range(_MOST_RESTARTS + 1)):
             code = self._run_once()
             if code >= 0:
                 write_closed(self._session, code)
@@ -150,15 +150,25 @@ class _Guardian:
                 # the time limit's signal came before it listened: there is nothing to save
                 return Preempted.exit_code
             killed_by = signal.Signals(-code).name
-            if self._asked_with is not None:
+            why_not = "it was asked to stop"
+            if self._asked_with is None:
+                why_not = self._why_not_restarted(killed_by, restarts_left)
+                done = f"not restarted: {why_not}" if why_not else "restarting it"
+                sys.stderr.write(f"the supervisor was killed by {killed_by}; {done}\n")
+                sys.stderr.flush()
+            write_lost(self._session, killed_by, restarts=not why_not)
+            if why_not:
                 break
-            can_resume = self._can_resume(killed_by)
-            done = "restarting it" if can_resume else f"not restarted: {ONLY_FROM_THE_START}"
-            sys.stderr.write(f"the supervisor was killed by {killed_by}; {done}\n")
-            sys.stderr.flush()
-            if not can_resume:
-                break
+        write_closed(self._session, 128 - code)
         return 128 - code
+
+    def _why_not_restarted(self, killed_by: str, restarts_left: int) -> str:
+        """Return why the supervisor is not restarted; empty if it is."""
+        if not self._can_resume(killed_by):
+            return ONLY_FROM_THE_START
+        if not restarts_left:
+            return f"this happened {_MOST_RESTARTS + 1} times; the same command resumes the run"
+        return ""
 
     def _can_resume(self, killed_by: str) -> bool:
         """True if ranks have begun to train, or were still starting and will train."""

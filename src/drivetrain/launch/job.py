@@ -100,9 +100,16 @@ def script_problems(job: Job) -> list[Problem]:
     """For targets whose nodes see the client's files: check that the script exists."""
     if job.is_module or "--no-python" in job.flags:
         return []
-    if (Path(job.working_dir) / job.script).is_file():
+    return missing_script(job.script, Path(job.working_dir))
+
+
+def missing_script(script: str, working_dir: Path = Path()) -> list[Problem]:
+    """Check that a script's file exists, as seen from a directory."""
+    path = working_dir / script
+    if path.is_file():
         return []
-    return [Problem("SCRIPT", "no such file", "give the path of your script", job.script)]
+    rule = "a directory, not a script" if path.is_dir() else "no such file"
+    return [Problem("SCRIPT", rule, "give the path of your script", script)]
 
 
 def variable_problems(job: Job) -> list[Problem]:

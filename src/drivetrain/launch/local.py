@@ -11,6 +11,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.launch.command import Command, add_our_flags, parse_command, parse_flags
 from drivetrain.launch.early import budgets_of, command_of_ranks, nodes_of_step, variables_of_ranks
 from drivetrain.launch.flag_values import RULE_OF_RANKS, environment_problems
+from drivetrain.launch.job import missing_script
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler
@@ -46,6 +48,8 @@ def launch(
     if problems := environment_problems(given):
         raise ConfigError(problems)
     args = parse_flags(parser, command.torchrun_args)
+    if args.module and not command.is_module:  # PET_MODULE=1
+        command = replace(command, launcher_args=("--module", *command.launcher_args))
     _check_script(command, args)
     _check_live(args)
     _fill_in(args, given)
@@ -55,10 +59,10 @@ def launch(
 
 
 def _check_script(command: Command, args: argparse.Namespace) -> None:
-    if not args.module and not args.no_python and not Path(command.script).is_file():
-        raise ConfigError(
-            [Problem("SCRIPT", "no such file", "give the path of your script", command.script)]
-        )
+    if args.module or args.no_python:
+        return
+    if problems := missing_script(command.script):
+        raise ConfigError(problems)
 
 
 def _check_live(args: argparse.Namespace) -> None:

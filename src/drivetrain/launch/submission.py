@@ -78,7 +78,7 @@ def find(run_dir: str | Path) -> Submission | None:
     path = Path(run_dir) / FILE
     try:
         return _checked(read_json(path), path.parent)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, TypeError, KeyError, AttributeError) as error:  # pydantic raises ValueError
         reason = one_line(error)[:200]

@@ -51,11 +51,13 @@ class Ledger:
     segments: tuple[Segment, ...]
     num_ranks: int
     """Number of ranks that the means are taken over; a sample of a large run."""
+    between_runs_s: float = 0.0
+    """Seconds between a finished attempt and the next command, which no class accounts for."""
 
     @property
     def wall_s(self) -> float:
-        """Seconds from the first command to the last sign of life."""
-        return self.end_s - self.start_s
+        """Seconds from the first command to the last sign of life, except those between runs."""
+        return self.end_s - self.start_s - self.between_runs_s
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -94,6 +96,7 @@ LABELS = {
     "preempted": "preempted",
     "idle": "idle",
 }
+BETWEEN_RUNS = "between runs, not counted"
 # Distinguishable with colour blindness, too (after Okabe and Ito).
 COLOURS = {
     "productive": "#009e73",
@@ -206,7 +209,8 @@ _AFTER_LAST_STEP = {
     "preempted": "preempted",
     "running": "productive",
 }
-"""The class of the time from the last step to an attempt's end; otherwise an unfinished step."""
+"""The class of the time from the last step to an attempt's end; otherwise an unfinished step,
+which counts as redone once a later attempt does it."""
 
 
 @dataclass(frozen=True)
@@ -219,6 +223,7 @@ class _Life:
     kind: str
     is_restart: bool
     """Whether the supervisor started it after a failed attempt."""
+    is_last: bool
 
 
 def ledger_of(run: RunReading, num_ranks: int = 64, num_bins: int = 48) -> Ledger:
@@ -246,14 +251,20 @@ def make_ledger(
                 of_attempt.append(Records(table[own], redone[own]))
     lives = _lives(attempts, records, events)
     segments: list[Segment] = []
+    between_runs_s = 0.0
     for index, life in enumerate(lives):
         if index:
-            segments += _gap(lives[index - 1], life)
+            before = lives[index - 1]
+            if _is_extended(before, life):
+                between_runs_s += life.begin_s - before.end_s
+            else:
+                segments += _gap(before, life)
         own_records = _within(life, records[life.attempt.number])
         segments += _segments(life, own_records, events, num_bins)
     if not lives:
         return Ledger(0.0, 0.0, (), num_ranks)
-    return Ledger(lives[0].begin_s, lives[-1].end_s, tuple(segments), num_ranks)
+    begin_s, end_s = lives[0].begin_s, lives[-1].end_s
+    return Ledger(begin_s, end_s, tuple(segments), num_ranks, between_runs_s)
 
 
 def _lives(
@@ -277,7 +288,7 @@ def _lives(
         end_s = max([*said_s, *signs_s])
         kind = attempt.kind or _kind_from(own, is_last=is_last)
         end_s = max(begin_s, min(end_s, until_s))
-        lives.append(_Life(attempt, begin_s, end_s, kind, is_restart))
+        lives.append(_Life(attempt, begin_s, end_s, kind, is_restart, is_last))
     return lives
 
 
@@ -295,6 +306,11 @@ def _kind_from(events: Sequence[Event], *, is_last: bool) -> str:
     if "run_failed" in names:
         return "failed"
     return "running" if is_last else "lost"
+
+
+def _is_extended(before: _Life, after: _Life) -> bool:
+    """Whether a finished run was started again: nothing waited in between, so no time was lost."""
+    return before.kind == "finished" and not after.is_restart
 
 
 def _gap(before: _Life, after: _Life) -> list[Segment]:
@@ -362,6 +378,6 @@ def _closing(life: _Life, last_s: float, events: Sequence[Event]) -> Segment:
         )
         seconds[name] = min(took_s, left_s)
         left_s -= seconds[name]
-    rest = _AFTER_LAST_STEP.get(life.kind, "redone")
+    rest = _AFTER_LAST_STEP.get(life.kind, "start_up" if life.is_last else "redone")
     seconds[rest] = seconds.get(rest, 0.0) + left_s
     return Segment(last_s, life.end_s, seconds, life.attempt.number)

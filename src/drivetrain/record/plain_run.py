@@ -17,7 +17,7 @@ from drivetrain.core.errors import Preempted, StoppedByCtrlC
 from drivetrain.core.processes import is_interactive
 from drivetrain.record.session import RUN_DIR, SESSION, is_first_run
 
-_AGAIN = "run the same command again"
+AGAIN = "run the same command again"
 
 
 class StoppedScript(Preempted, SystemExit):
@@ -29,10 +29,6 @@ class StoppedScript(Preempted, SystemExit):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.code = self.exit_code
-
-
-IN_PLAIN_SCRIPT = (StoppedScript, StoppedByCtrlC)
-"""What a plain script's run raises when it was asked to stop."""
 
 
 def stopped_script(message: str, signal_name: str) -> StoppedScript | StoppedByCtrlC:
@@ -69,7 +65,7 @@ def is_plain() -> bool:
 def how_to_resume(run_dir: Path) -> str:
     """Return what to do to resume this process's run, which was interrupted."""
     if RUN_DIR in os.environ:
-        return f"{_AGAIN} to resume"
+        return f"{AGAIN} to resume"
     if not is_first_run():
         # from outside, only a script's first run can be named
         key = f"checkpoint.resume_from={shown(run_dir)}"
@@ -79,15 +75,15 @@ def how_to_resume(run_dir: Path) -> str:
     variable = f"{RUN_DIR}={shlex.quote(shown(run_dir))}"
     if is_plain() and detect().world_size == 1:
         return f"to resume: {variable} {shlex.join(sys.orig_argv)}"
-    return f"to resume, set {variable} and {_AGAIN}"
+    return f"to resume, set {variable} and {AGAIN}"
 
 
 def resume_with_launcher(run_dir: Path | None) -> str:
     """Return what to do to resume a run that `drivetrain train` started."""
     if run_dir is None or RUN_DIR in os.environ:
-        return f"{_AGAIN} to resume"
+        return f"{AGAIN} to resume"
     flag = f"--run-dir {shlex.quote(shown(run_dir))}"
-    return f"to resume, {_AGAIN} with {flag} before the script"
+    return f"to resume, {AGAIN} with {flag} before the script"
 
 
 def shown(path: Path) -> str:

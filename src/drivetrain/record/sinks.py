@@ -70,11 +70,14 @@ def as_json(values: Mapping[str, float]) -> dict[str, float | str]:
     return {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
 
 
-def choose_sinks() -> tuple[tuple[str, ...], str]:
-    """Return the default sinks, and the reason for them."""
+def choose_sinks(*, is_main: bool) -> tuple[tuple[str, ...], str]:
+    """Return the default sinks, and the reason for them, which is recorded by rank 0."""
     if importlib.util.find_spec("tensorboard") is not None:
         return ("tensorboard",), "tensorboard is installed"
-    return (), f"tensorboard is not installed ({install_command('tensorboard')})"
+    why = "tensorboard is not installed"
+    if is_main:  # finding the command takes a tenth of a second
+        why += f" ({install_command('tensorboard')})"
+    return (), why
 
 
 def make_sink(name: str, directory: RunDirectory) -> Sink:

@@ -11,6 +11,9 @@ from drivetrain.record.reading import PastAttempt, RunReading, Series
 QUIET_S = 60.0
 """A run that has written nothing for longer may be gone, with no process left to record it."""
 
+NO_END = "no end was recorded; unless it is still busy, it was killed or its host is down"
+"""What is known of the last attempt of such a run."""
+
 
 @dataclass(frozen=True)
 class Money:
@@ -59,11 +62,12 @@ def status_of(run: RunReading, now_s: float) -> RunStatus:
     price = record.get("price_per_device_hour")
     devices = _device_seconds(attempts, ledger)
     facts = last.start if last is not None else {}
+    state = _state(run, last, ledger, now_s)
+    reason = last.reason if last is not None and last.kind != "finished" else ""
     return RunStatus(
         name=run.name,
-        state=_state(run, last, ledger, now_s),
-        reason=(last.reason if last is not None and last.kind != "finished" else "")
-        or _stopped(run),
+        state=state,
+        reason=reason or _stopped(run) or (NO_END if state == "quiet" else ""),
         step=max(run.last_step(), last.last_step if last is not None else 0),
         max_steps=facts.get("total_steps") or run.config.get("max_steps"),
         num_attempts=len(attempts),

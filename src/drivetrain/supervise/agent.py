@@ -25,12 +25,14 @@ from torch.distributed.elastic.agent.server.api import (
 )
 
 from drivetrain.diagnose.stacks import parse_stacks
+from drivetrain.record.plain_run import resume_with_launcher
 from drivetrain.record.session import NODE_SESSION, Phase, run_directory_in
 from drivetrain.supervise.attempt import NodeAttempt
-from drivetrain.supervise.failures.attempt_report import write_end
+from drivetrain.supervise.failures.attempt_report import last_saved_step, write_end
 from drivetrain.supervise.failures.failure import RankFailure, was_aborted
 from drivetrain.supervise.failures.rank_dump import RankDump
 from drivetrain.supervise.failures.reporting import (
+    kept,
     lost_replica,
     paragraph,
     say,
@@ -40,7 +42,7 @@ from drivetrain.supervise.failures.reporting import (
 )
 from drivetrain.supervise.machine import Action, Machine, MachineState
 from drivetrain.supervise.policy import PREEMPTED_CODE, End, EndKind, decide
-from drivetrain.supervise.processes.head_start import HeadStart
+from drivetrain.supervise.processes.head_start import HeadStart, request
 from drivetrain.supervise.processes.node import Node, WarmProcess
 from drivetrain.supervise.rendezvous.group import Group, JoinResult, Others
 from drivetrain.supervise.requests import Interrupted, Requests
@@ -135,9 +137,11 @@ class Supervisor(SimpleElasticAgent):
             self._requests.wait([worker.pid for worker in self._node.workers], _TICK_S)
             asked = self._requests.take()
             if asked:
-                say(f"{asked} received: asking the ranks to save and stop")
-                self._do(self._machine.asked(asked))
-            self._do(self._machine.tick())
+                is_said = self._head_start is not None and self._head_start.is_request_said
+                if not self._machine.asked_by and not is_said:
+                    say(request(asked))
+                self._stop(self._machine.asked(asked))
+            self._stop(self._machine.tick())
             match self._machine.state:
                 case MachineState.RUNNING | MachineState.DRAINING:
                     self._look()
@@ -145,6 +149,24 @@ class Supervisor(SimpleElasticAgent):
                     self._finish_together()
                 case _:
                     pass
+
+    def _stop(self, actions: Sequence[Action]) -> None:
+        """Carry out a request, or what follows when its time is up; report ranks cut short by it.
+
+        The end of ranks that stop by themselves is handled like any other.
+        """
+        if Action.KILL in actions:
+            end = End(EndKind.PREEMPTED, self._attempt.step(), PREEMPTED_CODE)
+            where = f" {end.where}" if self._attempt.trains else ""
+            detail = f"stopped{where}: {self._machine.why}"
+            account = self._attempt.account(end, (), detail, why="", restarts=False)
+            write_down(self._session, account, {})
+            say(f"{detail}; {self._kept()}" if self._attempt.trains else detail)
+        self._do(actions)
+
+    def _kept(self) -> str:
+        """Return what is left of the run, and how to resume it."""
+        return kept(last_saved_step(self._session), run_directory_in(self._session))
 
     def _look(self) -> None:
         """Check the ranks and the group of nodes for events."""
@@ -272,7 +294,9 @@ class Supervisor(SimpleElasticAgent):
         finding = write_down(self._session, account, dumps)
         sys.stdout.flush()
         if self._machine.asked_by:
-            say(stopped(end, self._machine.asked_by, run_directory_in(self._session)))
+            resume = resume_with_launcher(run_directory_in(self._session))
+            will_train = self._attempt.will_train()
+            say(stopped(end, self._machine.asked_by, resume, self._kept() if will_train else ""))
         elif end.kind is not EndKind.FINISHED:
             said = paragraph(account)
             say(with_verdict(said, finding, is_written_down=end.trains))

@@ -14,7 +14,11 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from drivetrain.diagnose.stacks import parse_stacks
 from drivetrain.record.session import TRAINS, RankProgress, read_progress
-from drivetrain.supervise.failures.attempt_report import AttemptReport, is_unsaved, whole_traceback
+from drivetrain.supervise.failures.attempt_report import (
+    AttemptReport,
+    last_saved_step,
+    whole_traceback,
+)
 from drivetrain.supervise.failures.failure import RankFailure, classify, last_step, root_cause
 from drivetrain.supervise.failures.rank_dump import RankDump
 from drivetrain.supervise.policy import End
@@ -54,6 +58,10 @@ class NodeAttempt:
     def trains(self) -> bool:
         """Whether the script trains with Drivetrain."""
         return (self._session / TRAINS).exists()
+
+    def will_train(self) -> bool:
+        """True if the script trains, or imports Drivetrain and so may only not have begun to."""
+        return self.trains or imports_drivetrain(self._node.command)
 
     def pages(self) -> list[RankProgress | None]:
         """Return the progress that each rank last recorded."""
@@ -102,7 +110,7 @@ class NodeAttempt:
     def classify(self, failures: Sequence[RankFailure]) -> End:
         """Classify the end; for ranks killed before they could report that they train, too."""
         was_killed = root_cause(failures).was_killed_from_outside
-        trains = self.trains or (was_killed and imports_drivetrain(self._node.command))
+        trains = self.will_train() if was_killed else self.trains
         return classify(failures, self.pages(), trains=trains, has_peers=self.has_peers)
 
     def collect_dumps(self, *, asking: bool) -> dict[int, RankDump]:
@@ -135,7 +143,7 @@ class NodeAttempt:
             resources={self.global_rank(local): facts for local, facts in resources.items()},
             whole=whole_traceback(self._session, failures),
             has_begun=self.trains,
-            is_unsaved=restarts and is_unsaved(self._session),
+            is_unsaved=restarts and last_saved_step(self._session) == 0,
         )
 
     def _wait_for_more(self, codes: Mapping[int, int], patience_s: float) -> Mapping[int, int]:

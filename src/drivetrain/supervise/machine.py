@@ -18,7 +18,8 @@ from enum import Enum
 
 from drivetrain.supervise.policy import PREEMPTED_CODE, Budgets, Decision, End, EndKind, decide
 
-_SAME_REQUEST_S = 1.0
+SAME_REQUEST_S = 1.0
+"""Within this time a signal repeats a request: it was sent to every process, or forwarded."""
 _BY_THE_SIGNAL = frozenset({128 + signal.SIGTERM, 128 + signal.SIGUSR1})
 
 
@@ -109,8 +110,9 @@ class Machine:
     def asked(self, by: str) -> list[Action]:
         """A scheduler or a user asks the run to stop; a second request kills it at once."""
         if self.state is MachineState.DRAINING:
-            if self.clock() - self.asked_s < _SAME_REQUEST_S:
-                return []  # schedulers signal every process, and signals are forwarded too
+            if self.clock() - self.asked_s < SAME_REQUEST_S:
+                return []
+            self.why = f"a second {by} ended it at once"
             return [Action.KILL, *self._over(PREEMPTED_CODE)]
         if self.state is MachineState.OVER:
             return []

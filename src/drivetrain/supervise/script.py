@@ -7,11 +7,15 @@ while it imports or loads data, only the source can tell whether the script resu
 from __future__ import annotations
 
 import ast
+import contextlib
+import importlib.util
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-_INSTALLED = ("site-packages", "dist-packages", "/lib/python3")
+from drivetrain.core.source import NOT_PARSED, files_of, imports_in
+
+_INSTALLED = ("site-packages", "dist-packages", "/lib/python3", "/lib64/python3")
 
 
 def imports_drivetrain(command: Sequence[str]) -> bool:
@@ -27,7 +31,8 @@ def imports_drivetrain(command: Sequence[str]) -> bool:
     package = command[1].partition(".")[0] if is_module else ""
     anywhere = [folder, *map(Path, sys.path)]
     if is_module:
-        waiting = list(_files(f"{command[1]}.__main__", anywhere))
+        main = f"{command[1]}.__main__"
+        waiting = [*files_of(main, anywhere)] or [*_own_by_hook(main)]
     seen: set[Path] = set()
     while waiting:
         file = waiting.pop()
@@ -40,7 +45,8 @@ def imports_drivetrain(command: Sequence[str]) -> bool:
                 return True
             # the package of an -m module may be installed
             roots = anywhere if top == package else own
-            waiting += _files(name, file.parents[level - 1 : level] if level else roots)
+            found = [*files_of(name, file.parents[level - 1 : level] if level else roots)]
+            waiting += found if found or level else _own_by_hook(name)
     return False
 
 
@@ -49,25 +55,23 @@ def _is_installed(folder: str) -> bool:
 
 
 def _imports(file: Path) -> Iterator[tuple[int, str]]:
-    """Return all imports, also those in functions: (0 or the level of a relative one, name)."""
+    with contextlib.suppress(*NOT_PARSED):
+        yield from imports_in(ast.parse(file.read_bytes()))
+
+
+def _own_by_hook(name: str) -> Iterator[Path]:
+    """Return the files of a module that only an import hook finds, as of some editable installs.
+
+    Only the top-level name is looked up: for a module inside a package, Python would run the
+    package. Hence a namespace package of several editable installs is not followed.
+    """
+    top, _, inner = name.partition(".")
     try:
-        nodes = list(ast.walk(ast.parse(file.read_bytes())))
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        # it is not Python, will fail when it is run, or is too odd to judge
+        spec = importlib.util.find_spec(top)
+    except Exception:  # hooks are other people's code
         return
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            yield from ((0, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            names = [alias.name for alias in node.names]
-            yield from ((node.level, f"{node.module}.{n}" if node.module else n) for n in names)
-
-
-def _files(name: str, folders: Iterable[Path]) -> Iterator[Path]:
-    """Return the files that importing `name` from `folders` would run, packages included."""
-    parts = name.split(".")
-    for folder in folders:
-        for count in range(1, len(parts) + 1):
-            path = folder.joinpath(*parts[:count])
-            candidates = (path.with_name(f"{path.name}.py"), path / "__init__.py")
-            yield from (each for each in candidates if each.is_file())
+    if spec is None or not spec.has_location or _is_installed(str(spec.origin)):
+        return
+    yield Path(str(spec.origin))
+    if inner:
+        yield from files_of(inner, map(Path, spec.submodule_search_locations or ()))

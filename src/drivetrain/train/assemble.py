@@ -93,7 +93,7 @@ def assemble(
     if world is None:
         world = live_world(identity) if is_live else join_world(identity, resolved.config.parallel)
     num_ranks = world.identity.world_size if is_live else world.layout.dp
-    resolved = fill_in(resolved, num_ranks, source)
+    resolved = fill_in(resolved, num_ranks, source, is_main=world.is_main)
     config = resolved.config
     source = source.settled(can_pin=not world.accelerator.is_cpu)
     micro_batch_size = int(config.micro_batch_size)

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.checkpoint.checkpointer import versions
+from drivetrain.core.errors import STOPS
 from drivetrain.core.redaction import clean_text
 from drivetrain.data.evaluation import EvaluationFeed
 from drivetrain.parallel.model import Choice
-from drivetrain.record.plain_run import IN_PLAIN_SCRIPT
+from drivetrain.record.plain_run import is_plain
 from drivetrain.record.recorder import Recorder
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import (
@@ -74,7 +75,7 @@ class Attempt:
             raise
         except BaseException as error:
             self._failed(clean_text(repr(error)))
-            if isinstance(error, IN_PLAIN_SCRIPT) and self.assembly.world.is_main:
+            if isinstance(error, STOPS) and is_plain() and self.assembly.world.is_main:
                 with suppress(OSError):  # of a full disk; the run is saved, or said not to be
                     self._record_stop(error)
             raise

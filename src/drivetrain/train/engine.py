@@ -34,6 +34,7 @@ from drivetrain.train.optimization.schedule import LearningRate
 from drivetrain.train.refusals import check_loss, why_not_gathered
 from drivetrain.train.several.optimizers import members
 from drivetrain.train.task import Loss, LossAndParts, Total, split
+from drivetrain.train.watch.leftovers import WatchedZeroGrad
 from drivetrain.train.watch.meter import Meter
 from drivetrain.train.watch.sentinel import Sentinel
 from drivetrain.train.watch.step_timer import StepTimer
@@ -226,7 +227,10 @@ class Engine:
 
     def _forget_gradients(self) -> None:
         """Do what torch's zero_grad does, without its profiler label, which doubles the cost."""
-        if self._has_own_zero_grad or "zero_grad" in vars(self.optimizer):  # replaced by a script
+        replaced_by = vars(self.optimizer).get("zero_grad")
+        if isinstance(replaced_by, WatchedZeroGrad):
+            replaced_by = replaced_by.replaced_by
+        if self._has_own_zero_grad or replaced_by is not None:
             self.optimizer.zero_grad()
             return
         for group in self.optimizer.param_groups:

@@ -2,6 +2,8 @@
 
 The script runs once without a fault, and once with a rank killed half-way. In the same layout the
 final weights must be equal bit for bit; in another, the losses must agree within a tolerance.
+If they differ, the script runs once more without a fault: one that does not repeat itself, for
+example because it sets no seed, gives no information about resuming.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ class Certificate:
     deviation: float
     """Largest relative deviation of any logged loss after the kill."""
     problems: tuple[str, ...] = ()
+    repeats: bool | None = None
+    """Whether a second run without a fault has the same weights; None if nobody needed to know."""
 
     @property
     def holds(self) -> bool:
@@ -74,19 +78,40 @@ def certify_resume(argv: tuple[str, ...], steps: int, ranks: int, then_ranks: in
                 stays_down = replace(setting, flags=("--max-restarts=0",))
                 run_once(stays_down, faults, killed)
                 problems = run_once(replace(setting, ranks=then_ranks), Faults(), killed).problems
-        if problems:
-            return _certificate(argv, steps, half, (ranks, then_ranks), problems)
-        problems = checkpoint_problems(killed / "run")
-        try:
-            same_bits = weights_fingerprint(whole / "run") == weights_fingerprint(killed / "run")
-        except NoFinalWeights as error:
-            same_bits, problems = False, [*problems, str(error)]
-        return replace(
-            _certificate(argv, steps, half, (ranks, then_ranks), problems),
-            resumed_from=_resumed_from(killed),
-            same_bits=same_bits,
-            deviation=_deviation(whole / "run", killed / "run", half),
-        )
+            # a script whose data differs at each start is refused when it resumes
+            certificate = _certificate(argv, steps, half, (ranks, then_ranks), problems)
+            if not problems:
+                certificate = _compared(certificate, whole, killed)
+            if certificate.holds:
+                return certificate
+            return replace(certificate, repeats=_repeats(setting, whole, Path(scratch) / "again"))
+        return _certificate(argv, steps, half, (ranks, then_ranks), problems)
+
+
+def _compared(certificate: Certificate, whole: Path, killed: Path) -> Certificate:
+    problems = checkpoint_problems(killed / "run")
+    try:
+        same_bits = weights_fingerprint(whole / "run") == weights_fingerprint(killed / "run")
+    except NoFinalWeights as error:
+        same_bits, problems = False, [*problems, str(error)]
+    return replace(
+        certificate,
+        problems=tuple(problems),
+        resumed_from=_resumed_from(killed),
+        same_bits=same_bits,
+        deviation=_deviation(whole / "run", killed / "run", certificate.killed_after),
+    )
+
+
+def _repeats(setting: Setting, whole: Path, again: Path) -> bool | None:
+    """Return whether a second run without a fault has the same weights; None if unknown."""
+    try:
+        expected = weights_fingerprint(whole / "run")
+        if run_once(setting, Faults(), again).problems:
+            return None
+        return weights_fingerprint(again / "run") == expected
+    except NoFinalWeights:
+        return None
 
 
 def _check_parser(script: str, settings: tuple[str, ...], problems: Sequence[str]) -> None:

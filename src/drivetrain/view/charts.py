@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
+from drivetrain.record.ledger import BETWEEN_RUNS
 from drivetrain.view.palette import css_of, words
 from drivetrain.view.run_view import AttemptView, LedgerView, RankGrid, RunView, Table
 from drivetrain.view.series import (
@@ -344,6 +345,12 @@ def ledger_table(ledger: LedgerView) -> Markup:
             '<td class="number">100%</td></tr>'
         ).format(duration_text(ledger.wall_s))
     )
+    if ledger.between_runs_s:
+        rows.append(
+            Markup('<tr><td>{}</td><td class="number">{}</td><td></td></tr>').format(
+                BETWEEN_RUNS, duration_text(ledger.between_runs_s)
+            )
+        )
     return Markup('<table class="tight">{}</table>').format(Markup("").join(rows))
 
 
@@ -387,7 +394,7 @@ def css_of_kind(kind: str) -> str:
 
 def timeline(run: RunView) -> Markup:
     """Draw one row per attempt, the oldest first."""
-    scale = Scale(0.0, run.wall_s or 1.0)
+    scale = Scale(0.0, run.span_s or 1.0)
     num_rows = max(1, len(run.attempts))
     rows = [
         _row(attempt, index, num_rows, scale, run) for index, attempt in enumerate(run.attempts)

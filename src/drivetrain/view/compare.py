@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from drivetrain.record.ledger import BETWEEN_RUNS
 from drivetrain.view.palette import words
 from drivetrain.view.run_view import RunView
 from drivetrain.view.series import ChartSeries, duration_text, number_text, order_of, title_of
@@ -122,7 +123,8 @@ def _ledger(here: RunView, there: RunView) -> list[Row]:
     for name in dict.fromkeys([*here.ledger.seconds, *there.ledger.seconds]):
         seconds = here.ledger.seconds.get(name, 0.0), there.ledger.seconds.get(name, 0.0)
         rows.append(_timed(words(name), *seconds))
-    return rows
+    between_s = here.ledger.between_runs_s, there.ledger.between_runs_s
+    return [*rows, _timed(BETWEEN_RUNS, *between_s)] if any(between_s) else rows
 
 
 def _numbers(name: str, here: float, there: float) -> Row:
@@ -130,7 +132,14 @@ def _numbers(name: str, here: float, there: float) -> Row:
 
 
 def _timed(name: str, here_s: float, there_s: float) -> Row:
-    return Row(name, duration_text(here_s), duration_text(there_s), change_text(here_s, there_s))
+    shown = [duration_text(each) for each in (here_s, there_s)]
+    if any(text.endswith(" ms") for text in shown) and max(here_s, there_s) >= 1:
+        # milliseconds beside seconds are easily misread
+        shown = [
+            f"{each:.2g} s" if text.endswith(" ms") else text
+            for each, text in zip((here_s, there_s), shown, strict=True)
+        ]
+    return Row(name, shown[0], shown[1], change_text(here_s, there_s))
 
 
 def _ranks(run: RunView) -> str:

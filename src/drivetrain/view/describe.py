@@ -49,6 +49,7 @@ def describe_attempts(
                 num_ranks=attempt.world_size,
                 host=attempt.host,
                 what=attempt.reason,
+                was_cut_short=attempt.was_cut_short,
             )
         )
     return shown
@@ -93,10 +94,10 @@ def total_steps_of(run: RunReading) -> int | None:
 
 
 def ledger_view(ledger: Ledger, num_bins: int = _BINS) -> LedgerView | None:
-    """Divide the ledger into equal bins of the wall clock."""
+    """Divide the ledger into equal bins from its start to its end."""
     if ledger.wall_s <= 0:
         return None
-    edges_s = np.linspace(0.0, ledger.wall_s, num_bins + 1)
+    edges_s = np.linspace(0.0, ledger.end_s - ledger.start_s, num_bins + 1)
     over_time = {name: np.zeros(num_bins) for name in CLASSES}
     for segment in ledger.segments:
         begin_s, end_s = segment.start_s - ledger.start_s, segment.end_s - ledger.start_s
@@ -107,7 +108,8 @@ def ledger_view(ledger: Ledger, num_bins: int = _BINS) -> LedgerView | None:
         for name, seconds in segment.seconds.items():
             over_time[name] += share * seconds
     taken = {name: seconds for name, seconds in ledger.seconds.items() if seconds > 0}
-    return LedgerView(taken, edges_s, {name: over_time[name] for name in taken})
+    shown = {name: over_time[name] for name in taken}
+    return LedgerView(taken, edges_s, shown, ledger.between_runs_s)
 
 
 def _said(value: Any) -> str:

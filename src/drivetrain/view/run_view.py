@@ -31,6 +31,8 @@ class AttemptView:
     host: str
     what: str
     """One sentence on how it ended."""
+    was_cut_short: bool = False
+    """Whether it was asked to stop and then killed, before it had saved."""
 
     @property
     def steps(self) -> str:
@@ -63,9 +65,11 @@ class LedgerView:
     seconds: Mapping[str, float]
     """Seconds by class, in the ledger's order; they add up to the wall clock."""
     edges_s: Floats
-    """Bins of the wall clock, from 0."""
+    """Bins from the first command to the last sign of life, from 0."""
     over_time: Mapping[str, Floats]
     """Seconds of each class in each bin."""
+    between_runs_s: float = 0.0
+    """Seconds after a finished attempt until it was started again, which no class has."""
 
     @property
     def wall_s(self) -> float:
@@ -156,9 +160,14 @@ class RunView:
     """Predictions and measurements: (name, predicted, measured, unit)."""
 
     @property
-    def wall_s(self) -> float:
+    def span_s(self) -> float:
         """From the first attempt's start to the last one's end."""
         return self.end_s - self.start_s
+
+    @property
+    def wall_s(self) -> float:
+        """The span, except pauses after which a finished run was started again."""
+        return self.span_s - (self.ledger.between_runs_s if self.ledger is not None else 0.0)
 
     def scalar(self, name: str) -> ChartSeries:
         """Return a scalar; an empty series if the run has none of that name."""

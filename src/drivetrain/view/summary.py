@@ -10,6 +10,7 @@ from typing import Any
 
 from drivetrain.core.text import counted, readable_rate
 from drivetrain.diagnose.finding import Severity
+from drivetrain.record.status import NO_END
 from drivetrain.view.palette import words
 from drivetrain.view.run_view import RunView
 from drivetrain.view.series import duration_text, number_text
@@ -82,11 +83,15 @@ def _outcome(run: RunView) -> str:
         case "running":
             return f"Running{on}: {done} after {took}."
         case "preempted":
-            return f"Stopped and saved after step {run.step:,}{of}{on}; it can be resumed."
+            step = f"step {run.step:,}{of}{on}"
+            killed = [last.what for last in run.attempts[-1:] if last.was_cut_short]
+            saved = f"Stopped and saved after {step}; it can be resumed."
+            return as_sentence(f"Not saved at {step}: {killed[0]}") if killed else saved
         case "restarting":
             return f"Restarting{on} after step {run.step:,}{of}, {took} into the run."
         case "quiet":
-            return f"Nothing has been written for a while; last seen at step {run.step:,}{of}{on}."
+            said = f"Nothing has been written for a while; last seen at step {run.step:,}{of}{on}"
+            return as_sentence(f"{said}: {NO_END}")
     last = _reason(run)
     ended = f"Ended as {run.state} after step {run.step:,}{of}{on}"
     return as_sentence(f"{ended}: {last}" if last else ended)

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drivetrain.checkpoint import manifest
+from drivetrain.checkpoint.catalogue import entries
 from drivetrain.checkpoint.lineage import read_claims
 from drivetrain.checkpoint.storage import storage_at
 from drivetrain.core.redaction import clean_text, clean_traceback
 from drivetrain.record.run_directory import RunDirectory
-from drivetrain.record.session import ATTEMPT, LAST_ATTEMPT
-from drivetrain.supervise.failures.failure import RankFailure, by_cause
+from drivetrain.record.session import (
+    ATTEMPT,
+    LAST_ATTEMPT,
+    RUN_DIR,
+    read_progress,
+    run_directory_in,
+)
+from drivetrain.supervise.failures.failure import RankFailure, by_cause, last_step
 from drivetrain.supervise.failures.rank_dump import RankDump
 from drivetrain.supervise.policy import End, EndKind
 from drivetrain.supervise.resources import Facts
@@ -91,22 +99,27 @@ def traceback_file(run: RunDirectory, attempt: int, rank: int) -> Path:
     return run.attempt(attempt) / "tracebacks" / f"{rank:05d}.txt"
 
 
-def is_unsaved(session: Path) -> bool:
-    """True if the run certainly has no checkpoint; False if that cannot be determined cheaply.
+def last_saved_step(session: Path) -> int | None:
+    """The newest checkpoint's step; 0 if there certainly is none, None if that is not known.
 
     Claims are stored where a run saves. Without one, the checkpoints are elsewhere (at an address
     that would need a network request); a claim that resumes from a step has found a checkpoint.
     """
-    named = _named(session) or _named(session, LAST_ATTEMPT)
-    if named is None:
-        return False
-    folder = named[0].checkpoints
+    given = os.environ.get(RUN_DIR)
+    path = run_directory_in(session) or (Path(given) if given else None)
+    if path is None:
+        return None
     try:
-        claims = read_claims(storage_at(folder))
+        storage = storage_at(RunDirectory(path).checkpoints)
+        claims = read_claims(storage)
+        listed = entries(storage, check_sizes=False)
+        newest = next((each for each in listed if each.state in ("good", "damaged")), None)
+        if newest is not None:
+            return newest.step if newest.state == "good" else None
         begins_anew = bool(claims) and not any(claim.step for claim in claims)
-        return begins_anew and not any(folder.glob(f"step-*/{manifest.NAME}"))
+        return 0 if begins_anew else None
     except Exception:  # it only affects a message: it must not end the supervisor
-        return False
+        return None
 
 
 def write_closed(session: Path, exit_code: int) -> None:
@@ -116,6 +129,17 @@ def write_closed(session: Path, exit_code: int) -> None:
         run, attempt = named
         with contextlib.suppress(OSError):
             run.close_attempt(attempt, {"time_s": time.time(), "exit_code": exit_code})
+
+
+def write_lost(session: Path, killed_by: str, *, restarts: bool) -> None:
+    """Record the end of an attempt whose supervisor was killed before it could."""
+    named = _named(session)
+    if named is not None and (named[0].attempt(named[1]) / "end.json").exists():
+        return
+    pages = [read_progress(session, rank) for rank in range(len([*session.glob("progress-*")]))]
+    end = End(EndKind.FAILED, last_step(pages))
+    detail = f"the supervisor was killed by {killed_by} {end.where}"
+    write_end(session, AttemptReport(end, (), socket.gethostname(), detail, "", restarts), {})
 
 
 def _named(session: Path, file: str = ATTEMPT) -> tuple[RunDirectory, int] | None:

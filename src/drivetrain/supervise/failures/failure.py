@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivetrain.core.errors import ConfigError, exception_line, raised_by, without_blame
+from drivetrain.core.errors import (
+    ConfigError,
+    NonFiniteLoss,
+    exception_line,
+    raised_by,
+    without_blame,
+)
+from drivetrain.diagnose.finding import listed
 from drivetrain.diagnose.stacks import own_calls, traceback_line
 from drivetrain.record.session import Phase, RankProgress
 from drivetrain.supervise.policy import PREEMPTED_CODE, STALE_CODE, End, EndKind
@@ -169,6 +176,10 @@ def verdict(
     how = _how(cause, is_starting=is_starting)
     text = f"rank {cause.rank} (pid {cause.pid}, {host}) failed first: {how}"
     others = sorted(failure.rank for failure in failures if failure is not cause)
+    if cause.exit_code == NonFiniteLoss.exit_code:  # each rank finds it by itself
+        also = sorted(f.rank for f in failures if f is not cause and f.exit_code == cause.exit_code)
+        text += f"\n(the same was found on {listed(also)})" if also else ""
+        others = [rank for rank in others if rank not in also]
     if others:
         ranks = f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
         text += f"\n({ranks} stopped because of it)"

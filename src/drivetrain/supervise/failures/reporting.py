@@ -13,7 +13,7 @@ from drivetrain.diagnose.finding import Finding
 from drivetrain.diagnose.finding import Kind as diagnosis  # noqa: N813 - an End has a Kind too
 from drivetrain.diagnose.run import explain_attempt, judge_attempt
 from drivetrain.diagnose.stacks import parse_stacks, traceback_line
-from drivetrain.record.plain_run import resume_with_launcher
+from drivetrain.record.plain_run import AGAIN, resume_with_launcher
 from drivetrain.supervise.failures.attempt_report import AttemptReport, write_end
 from drivetrain.supervise.failures.failure import RankFailure, root_cause, verdict
 from drivetrain.supervise.failures.rank_dump import RankDump
@@ -31,14 +31,26 @@ def lost_replica(end: End, failure: RankFailure, host: str) -> str:
     )
 
 
-def stopped(end: End, asked_by: str, run_dir: Path | None) -> str:
-    """The message when the run was asked to stop."""
+def stopped(end: End, asked_by: str, resume: str, kept: str) -> str:
+    """The message when the run was asked to stop.
+
+    `kept` says what is left of one that could not save; empty for a script that does not train.
+    """
     if end.kind is EndKind.PREEMPTED:
-        resume = resume_with_launcher(run_dir)
         return f"stopped by {asked_by} and saved after step {end.step}; {resume}"
     if end.kind is EndKind.FINISHED:
         return f"{asked_by} arrived as the last step ended; the run is finished"
-    return f"stopped by {asked_by}; all ranks were killed"
+    if not kept:
+        return f"stopped by {asked_by}; all ranks were killed"
+    return f"stopped by {asked_by} {end.where}; {kept}"
+
+
+def kept(saved_step: int | None, run_dir: Path | None) -> str:
+    """What is left of a run that could not save; of `saved_step`, None means unknown."""
+    if saved_step == 0:
+        return f"there is no checkpoint yet: {AGAIN} to start from the beginning"
+    resume = resume_with_launcher(run_dir)
+    return f"the newest checkpoint is of step {saved_step}: {resume}" if saved_step else resume
 
 
 def with_verdict(text: str, finding: Finding | None, *, is_written_down: bool = True) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -18,12 +19,20 @@ from pathlib import Path
 from types import FrameType
 
 from drivetrain.record.session import COMMAND_S, LAUNCHED_S
+from drivetrain.supervise.machine import SAME_REQUEST_S
 from drivetrain.supervise.processes.node import Node
 
 ASKS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 """The signals that ask a supervisor to have its ranks save and stop."""
 ADDRESS = "127.0.0.1"
 ROLE = "default"
+
+
+def request(signal_name: str) -> str:
+    """The message when a supervisor is asked to stop."""
+    is_ctrl_c = signal_name == signal.SIGINT.name
+    again = "; press Ctrl-C again to stop at once, without saving" if is_ctrl_c else ""
+    return f"{signal_name} received: asking the ranks to save and stop{again}"
 
 
 class HeadStart:
@@ -35,6 +44,9 @@ class HeadStart:
         self.session = session
         self.asked = ""
         """The signal that arrived before the supervisor was listening; ranks may be running."""
+        self.is_request_said = False
+        """Whether the user has been told that the signal arrived."""
+        self._asked_s = 0.0
         for number in ASKS:
             signal.signal(number, self._note)
         self.run_id = uuid.uuid4().hex
@@ -48,6 +60,15 @@ class HeadStart:
         self.node.start([{**told, LAUNCHED_S: str(time.time())} for told in self._told])
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        now_s, is_ctrl_c = time.monotonic(), number == signal.SIGINT
+        if self.is_request_said and is_ctrl_c and now_s - self._asked_s >= SAME_REQUEST_S:
+            sys.stderr.write("stopped: a second SIGINT ended it at once\n")
+            self.node.kill()
+            sys.exit(128 + number)
+        if is_ctrl_c and not self.is_request_said:
+            # someone is waiting, and the supervisor's imports take seconds
+            self.is_request_said, self._asked_s = True, now_s
+            sys.stderr.write(f"{request(signal.SIGINT.name)}\n")
         self.asked = signal.Signals(number).name
 
     def has_told(self, environments: Sequence[Mapping[str, str]]) -> bool:

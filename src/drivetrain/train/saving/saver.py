@@ -340,7 +340,8 @@ class Saver:
         """Stop handling requests, also after an error."""
         self._timer.end_early()
         self._stop.close()
-        self._page.note(Phase.ENDED)
+        # an error after a step's update, in the script or a hook, is one after that step
+        self._page.note(Phase.ENDED, self.at.step)
         self._page.close()
 
     def pass_on_ctrl_c(self) -> None:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.rules import multiples_near
-from drivetrain.config.schema import Data, RunConfig
+from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.data.batches import BatchPlan, solve_micro_batch
 from drivetrain.data.sources import Source
-from drivetrain.record.run_directory import config_so_far, micro_batch_so_far
+from drivetrain.record.run_directory import micro_batch_so_far
 from drivetrain.record.session import earlier_directory
 from drivetrain.record.sinks import choose_sinks
 from drivetrain.train.setup.optimizer import settle
+from drivetrain.train.setup.without_effect import is_refused, values_so_far
 from drivetrain.train.task import Task
 
+IN_ORDER = "data: read in order, unshuffled: its DataLoader has no shuffle=True"
 
-def fill_in(resolved: ResolvedConfig, num_ranks: int, source: Source) -> ResolvedConfig:
+
+def fill_in(
+    resolved: ResolvedConfig, num_ranks: int, source: Source, *, is_main: bool
+) -> ResolvedConfig:
     """Fill in the values that the user left open, each with its reason."""
     if resolved.config.evaluation.batch_size is None:
         micro = resolved.config.micro_batch_size
@@ -28,7 +33,7 @@ def fill_in(resolved: ResolvedConfig, num_ranks: int, source: Source) -> Resolve
         why = "only what the files lack is drawn" if reads else "as plain torch with this seed"
         resolved = resolved.choose("model.initialization", how, why)
     if resolved.config.record.sinks == "auto":
-        resolved = resolved.choose("record.sinks", *choose_sinks())
+        resolved = resolved.choose("record.sinks", *choose_sinks(is_main=is_main))
     return _choose_micro_batch(resolved, num_ranks, source)
 
 
@@ -52,14 +57,14 @@ def _choose_micro_batch(resolved: ResolvedConfig, num_ranks: int, source: Source
 def choose_what_is_brought(
     task: Task, resolved: ResolvedConfig, source: Source
 ) -> tuple[ResolvedConfig, list[str]]:
-    """Record what the script brings in place of the config's keys, and return warnings."""
-    resolved, warnings = choose_order(resolved, source)
-    resolved, more = choose_schedule(task, resolved)
-    return resolved, warnings + more
+    """Record what the script brings in place of the config's keys; return lines about it."""
+    resolved, notes = choose_order(resolved, source)
+    resolved, warnings = choose_schedule(task, resolved)
+    return resolved, notes + warnings
 
 
 def choose_order(resolved: ResolvedConfig, source: Source) -> tuple[ResolvedConfig, list[str]]:
-    """Record `data.shuffle` as the data decides it, if it does, and return warnings.
+    """Record `data.shuffle` as the data decides it, if it does, and return lines about it.
 
     ConfigError if the opposite is set on the command line or in a file. It is a warning where the
     script sets it or a file repeats the default, and in a run that began with it.
@@ -68,19 +73,21 @@ def choose_order(resolved: ResolvedConfig, source: Source) -> tuple[ResolvedConf
     said, where = resolved.config.data.shuffle, resolved.source(key)
     if not why or (where.is_users and said == source.shuffle):
         return resolved, []
+    is_loaders = source.length is not None and source.sampler is None
     if not where.is_users:
-        return resolved.choose(key, source.shuffle, why), []
-    is_allowed = where.kind == "script" or (where.kind == "file" and said == Data().shuffle)
-    before = config_so_far(earlier_directory()).get("data", {}).get("shuffle")
+        in_order = is_loaders and not source.shuffle
+        notes = [IN_ORDER] if in_order else []
+        return resolved.choose(key, source.shuffle, why), notes
+    before = values_so_far()
     shown, remedy = str(said).lower(), "leave it out"
-    if source.length is not None and source.sampler is None:
+    if is_loaders:
         remedy += f", or write DataLoader(…, shuffle={said})"
-    if before != said and not is_allowed:
+    if is_refused(key, said, where, before):
         raise ConfigError([Problem(key, f"set {where.where}, but {why}", remedy, shown)])
     warning = f"warning: {key} = {shown} (set {where.where}) has no effect: {why}; {remedy}"
-    if is_allowed:
-        return resolved.choose(key, source.shuffle, why), [warning]
-    return resolved.unused(key, why), [warning]  # as recorded, for the next resume
+    if before.get(key) == said:
+        return resolved.unused(key, why), [warning]  # as recorded, for the next resume
+    return resolved.choose(key, source.shuffle, why), [warning]
 
 
 def choose_schedule(task: Task, resolved: ResolvedConfig) -> tuple[ResolvedConfig, list[str]]:

@@ -13,16 +13,14 @@ import torch
 
 from drivetrain.config.keys import flatten
 from drivetrain.config.provenance import ResolvedConfig, SourceKind
-from drivetrain.config.schema import Optimization
 from drivetrain.config.script_reads import OPTIMIZER_KEYS, may_use_anything
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.model import ParallelModel
 from drivetrain.parallel.world import World
-from drivetrain.record.run_directory import config_so_far
-from drivetrain.record.session import earlier_directory
 from drivetrain.train.optimization.build import learning_rate, make_optimizer
 from drivetrain.train.optimization.own_optimizer import has_value, peaks, shown
 from drivetrain.train.optimization.schedule import LearningRate
+from drivetrain.train.setup.without_effect import is_refused, repeats_default, values_so_far
 from drivetrain.train.task import Task
 
 _RATE = "optimization.learning_rate"
@@ -91,18 +89,15 @@ def settle(
     A key set elsewhere gives a warning, and so does a value with which the resumed run began. A
     default that is written in a file or the script says nothing.
     """
-    defaults = flatten({"optimization": Optimization().model_dump(mode="json")})
     values = flatten(resolved.config.model_dump(mode="json"))
-    before = flatten(config_so_far(earlier_directory()))
+    before = values_so_far()
     problems, warnings = [], []
     for path, why in without_effect.items():
         source, value = resolved.source(path), values[path]
-        is_default = source.kind != "command line" and value == defaults[path]
-        is_known = path in before and before[path] == value
-        if source.is_users and not is_default and (is_known or source.kind not in refused):
-            warnings.append(f"warning: {path} = {value} has no effect: {why}")
-        elif source.is_users and not is_default:
+        if is_refused(path, value, source, before, refused):
             problems.append(Problem(path, f"set {source.where}, but {why}", remedy, value))
+        elif source.is_users and not repeats_default(path, value, source):
+            warnings.append(f"warning: {path} = {value} has no effect: {why}")
         resolved = resolved.unused(path, why)
     if problems:
         raise ConfigError(problems)

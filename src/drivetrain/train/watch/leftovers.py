@@ -6,7 +6,7 @@ updates the weights twice. Neither fails by itself: the run would train nothing,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,9 +14,26 @@ import torch
 
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.parallel.model import ParallelModel
+from drivetrain.parallel.parts import own_part
 from drivetrain.train.several.optimizers import kind_of, members
 
 _NOT_ZERO_GRAD = "remove optimizer.zero_grad() from the script, loop.step() does that"
+
+
+class WatchedZeroGrad:
+    """An optimizer's zero_grad that also notes that it was called."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, note: Callable[[], None]) -> None:
+        before = vars(optimizer).get("zero_grad")
+        self.replaced_by: Any = (
+            before.replaced_by if isinstance(before, WatchedZeroGrad) else before
+        )
+        """What a script had put in place of the method; None: nothing."""
+        self._call, self._note = optimizer.zero_grad, note
+
+    def __call__(self, *given: Any, **named: Any) -> None:
+        self._call(*given, **named)
+        self._note()
 
 
 class Gradients:
@@ -24,6 +41,9 @@ class Gradients:
 
     It looks at one weight that had a gradient after backward, and at others only if that one has
     none any more. An engine that keeps gradients elsewhere leaves none to look at.
+
+    Values are read only if the script has called zero_grad, which may fill gradients with zeros
+    (set_to_none=False): on a device, reading them makes the host wait.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, spread: ParallelModel) -> None:
@@ -32,6 +52,10 @@ class Gradients:
         self._seen: torch.Tensor | None = None
         """A weight that had a gradient after the last backward."""
         self._is_computed = False
+        self._may_be_zero = False
+        """Whether zero_grad was called since the last backward."""
+        for each in {optimizer, *members(optimizer)}:
+            vars(each)["zero_grad"] = WatchedZeroGrad(each, self._note_zero_grad)
 
     def before_backward(self) -> None:
         """ConfigError if the gradients of the step's earlier micro-batches were cleared."""
@@ -41,7 +65,7 @@ class Gradients:
 
     def after_backward(self) -> None:
         """Note a weight that has a gradient now."""
-        self._is_computed = True
+        self._is_computed, self._may_be_zero = True, False
         if self._seen is None or self._seen.grad is None:
             self._seen = self._first_with_one()
 
@@ -64,11 +88,22 @@ class Gradients:
 
     def forget(self) -> None:
         """Called with each step: the next one has its own gradients."""
-        self._seen, self._is_computed = None, False
+        self._seen, self._is_computed, self._may_be_zero = None, False, False
+
+    def _note_zero_grad(self) -> None:
+        self._may_be_zero = self._is_computed
 
     def _are_cleared(self) -> bool:
         seen = self._seen
-        return seen is not None and seen.grad is None and self._first_with_one() is None
+        if seen is None:
+            return False
+        if self._may_be_zero and seen.grad is not None:
+            return not any(bool(own_part(grad).any()) for grad in self._all())
+        return seen.grad is None and self._first_with_one() is None
+
+    def _all(self) -> Iterator[torch.Tensor]:
+        groups = self._optimizer.param_groups
+        return (p.grad for group in groups for p in group["params"] if p.grad is not None)
 
     def _first_with_one(self) -> torch.Tensor | None:
         groups = self._optimizer.param_groups

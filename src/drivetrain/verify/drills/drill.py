@@ -183,7 +183,7 @@ def run_reference(
     """Run without faults in the same setting."""
     outcome, run_dir, _ = _run(setting, Faults(), folder, hosts, timeout_s)
     if outcome.problems:
-        raise RuntimeError(f"the run fails without any fault: {outcome.problems}")
+        raise DrivetrainError(f"the run fails without any fault: {'; '.join(outcome.problems)}")
     samples = {step: sorted(ids) for (_, step), ids in read_samples(folder).items()}
     return Reference(weights_fingerprint(run_dir), samples, outcome.took_s)
 
