@@ -36,7 +36,7 @@ def draw() -> None:
     axes.plot(*zip(*killed, strict=True), "o-", color=COLORS[0], label="with a rank killed")
     step = next(int(found[1]) for text in said if (found := _KILLED.search(text)))
     axes.axvline(step, color=COLORS[1], linewidth=3)
-    axes.text(step + 5, 1.2, f"kill -9 after step {step}", color=COLORS[1], fontsize=20)
+    axes.text(step + 5, 0.85, f"kill -9 after step {step}", color=COLORS[1], fontsize=20)
     axes.legend(frameon=False, fontsize=17, labelcolor=INK)
     axes.set_axis_off()
     digest = sums["killed"]
