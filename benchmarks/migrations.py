@@ -115,7 +115,7 @@ def compare(pair: Pair) -> dict[str, Any]:
 
 
 def changed_lines(before: Path, after: Path) -> tuple[int, int]:
-    """Lines that went, and lines that came; the first says how to run it."""
+    """Lines removed, and lines added; the first says how to run it."""
     old, new = (path.read_text().splitlines()[1:] for path in (before, after))
     marks = [line[0] for line in difflib.ndiff(old, new) if line.strip("+- ")]
     return marks.count("-"), marks.count("+")
@@ -137,7 +137,7 @@ def blocks(name: str) -> dict[str, str]:
     }
     summary = (
         f"Run with {result['library']}: largest difference of {len(result['before'])} losses "
-        f"{result['max_difference']:.1e}; {gone} lines went, {came} came."
+        f"{result['max_difference']:.1e}; {gone} lines removed, {came} added."
     )
     table = "\n".join(["| step | before | after |", "| --- | --- | --- |", *lines])
     return {**source, "losses": f"{summary}\n\n{table}"}

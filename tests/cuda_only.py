@@ -39,7 +39,8 @@ PLACES = (
     Place(
         "parallel/attention.py",
         ("_Flash", "_Efficient", "_filled_up"),
-        "ring attention by flash and memory-efficient kernels (flash: XPU too)",
+        "attention over gathered keys and values by flash and memory-efficient kernels "
+        "(flash: XPU too)",
         _KERNELS,
     ),
     Place(

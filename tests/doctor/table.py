@@ -16,7 +16,7 @@ BEGIN, END = "<!-- planted faults -->", "<!-- end -->"
 
 
 def rows() -> list[str]:
-    lines = ["| planted | said | seen | fix |", "| --- | --- | --- | --- |"]
+    lines = ["| planted | finding | evidence | fix |", "| --- | --- | --- | --- |"]
     with tempfile.TemporaryDirectory() as folder, site(Path(folder)) as place:
         clean = findings_at(place)
         lines.append(f"| nothing | {len(clean)} findings | | |")

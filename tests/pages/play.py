@@ -43,6 +43,8 @@ _OF_OTHERS = re.compile(r"Failed to load .*torchao|W\d{4} .*torch/|Loading weigh
 """What libraries say while they are loaded."""
 _LEFT_OUT = "…\n"
 _CTRL_C = "^C\n"
+_WIDTH = "COLUMNS"
+"""Pages show what is printed into a pipe, however wide the terminal around us is."""
 _TIMEOUT_S = 600
 
 
@@ -117,6 +119,7 @@ def _run(command: Command, folder: Path, meanwhile: list[Command]) -> str:
     with subprocess.Popen(
         ["bash", "-c", command.line],
         cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != _WIDTH},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -22,7 +22,7 @@ from tests.ranks.training import largest_deviation
 STEPS = 30
 TOLERANCE = 1e-4
 LOOSER = {"gpt_float8": 2e-2}
-"""With 3 bits of mantissa a last bit of fp32 now and then becomes another of 16 mantissas."""
+"""With 4 bits of mantissa, the last bit of fp32 occasionally decides between two values."""
 
 Parallel = dict[str, Any]
 Found = dict[str, dict[str, dict[str, float]]]
@@ -198,7 +198,8 @@ def page(found: Found) -> str:
         "The largest relative deviation of each layout's loss from that of one process, over "
         f"{STEPS} steps with real ranks (fp32, CPU, gloo). Allowed: {TOLERANCE:.0e}, and "
         + ", ".join(f"{allowed:.0e} for {model}" for model, allowed in LOOSER.items())
-        + ". Written by `make matrix`.",
+        + ". The models have no dropout, and every sample has the same shape. Written by "
+        "`make matrix`.",
         "",
         f"| layout | ranks | {' | '.join(found)} |",
         f"| --- | ---: |{' ---: |' * len(found)}",
@@ -223,10 +224,10 @@ def page(found: Found) -> str:
         "DeepSpeed, Horovod and parameter servers step one optimizer, but Muon is combined with "
         "AdamW. ep is for models with experts (moe, hf_mixtral, hf_qwen_moe), which were tested "
         "with distributed experts and under fsdp. hf_mixtral is trained with its balance loss, "
-        "which pp refuses. gpt_float8 is the gpt with `precision.float8: rowwise`: its 3 bits of "
-        "mantissa turn an occasional difference in the last bit of fp32 into another of 16 "
-        "mantissas; tp refuses it. llama_lora is a frozen hf_llama with a peft adapter; tp and cp "
-        "refuse peft's wrapper.",
+        "which pp refuses. gpt_float8 is the gpt with `precision.float8: rowwise`: with 4 bits of "
+        "mantissa, a difference in the last bit of fp32 occasionally moves a value to the next "
+        "float8 number; tp refuses it. llama_lora is a frozen hf_llama with a peft adapter; tp "
+        "and cp refuse peft's wrapper.",
         "",
         "The ResNet's activation is SiLU. With ReLU, whose slope is discontinuous at 0, one "
         "process deviates from itself by 3e-4 within 20 steps if it sums the same gradients in "

@@ -20,7 +20,7 @@ from drivetrain.testing import run_ranks
 from tests.resume.training import HALF, WHOLE, Setup, train
 
 PARITY = 1e-5
-Happens = Literal["resumed exactly", "resumed, and said", "refused", "resumed once accepted"]
+Happens = Literal["resumed exactly", "resumed, and reported", "refused", "resumed once accepted"]
 
 
 _USUAL = Setup()
@@ -68,7 +68,7 @@ def observe(change: Change, folder: Path) -> Seen:
     noted = [line for line in _noted(run) if '"refused"' not in line]
     if not all(abs(a - b) <= PARITY for a, b in zip(losses, whole[HALF:], strict=True)):
         assert noted, "numbers differ, and nothing was said"
-    return Seen("resumed, and said" if noted else "resumed exactly", _said(run))
+    return Seen("resumed, and reported" if noted else "resumed exactly", _said(run))
 
 
 def _first_line(error: Exception) -> str:
@@ -146,7 +146,7 @@ CHANGES = (
         "resumed once accepted",
         "global_batch_size",
     ),
-    Change("`micro_batch_size`", _config(micro_batch_size=2), "resumed, and said"),
+    Change("`micro_batch_size`", _config(micro_batch_size=2), "resumed, and reported"),
     Change("length of the data", Setup(length=20), "resumed once accepted", "data.length"),
     Change("content of the data", Setup(shift=1.0), "resumed once accepted", "data.content"),
     Change(
@@ -193,13 +193,13 @@ CHANGES = (
         "resumed once accepted",
         "reproducibility",
     ),
-    Change("version of torch", Setup(torch="2.14.0"), "resumed, and said"),
-    Change("two ranks to one", Setup(), "resumed, and said", before=_TWO),
-    Change("one rank to two", _TWO, "resumed, and said"),
+    Change("version of torch", Setup(torch="2.14.0"), "resumed, and reported"),
+    Change("two ranks to one", Setup(), "resumed, and reported", before=_TWO),
+    Change("one rank to two", _TWO, "resumed, and reported"),
     Change(
         "`ddp` to `fsdp`",
         replace(_TWO, config={"parallel": {"strategy": "fsdp"}}),
-        "resumed, and said",
+        "resumed, and reported",
         before=_TWO,
     ),
     Change(

@@ -13,7 +13,7 @@ BEGIN, END = "<!-- changes -->", "<!-- end of changes -->"
 
 
 def rows() -> list[str]:
-    lines = ["| changed between attempts | what happens | said |", "| --- | --- | --- |"]
+    lines = ["| changed between attempts | what happens | message |", "| --- | --- | --- |"]
     for change in CHANGES:
         with tempfile.TemporaryDirectory() as folder:
             seen = observe(change, Path(folder))

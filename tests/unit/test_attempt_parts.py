@@ -18,7 +18,6 @@ from drivetrain.checkpoint.manifest import Manifest
 from drivetrain.checkpoint.storage import storage_at
 from drivetrain.diagnose.finding import Finding, Severity
 from drivetrain.diagnose.finding import Kind as Diagnosis
-from drivetrain.record.plain_run import resume_with_launcher
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import (
     RUN_DIR,
@@ -518,13 +517,13 @@ def test_a_replica_that_is_lost_is_named() -> None:
     ],
 )
 def test_who_was_asked_to_stop_says_what_became_of_it(kind: EndKind, text: str) -> None:
-    resume = resume_with_launcher(Path("/runs/a"))
-    assert stopped(End(kind, 4), "SIGTERM", resume, kept(3, Path("/runs/a"))) == text
+    saved_step = 4 if kind is EndKind.PREEMPTED else 3
+    assert stopped(End(kind, 4), "SIGTERM", saved_step, Path("/runs/a")) == text
 
 
-def test_a_script_that_does_not_train_is_not_told_how_to_resume() -> None:
-    end = End(EndKind.FAILED, 0, trains=False)
-    assert stopped(end, "SIGINT", "", "") == "stopped by SIGINT; all ranks were killed"
+def test_a_stop_without_a_save_does_not_claim_one() -> None:
+    said = stopped(End(EndKind.PREEMPTED, 4), "SIGINT", 0, Path("/runs/a"))
+    assert said == f"stopped by SIGINT after step 4; {kept(0, None)}"
 
 
 def test_what_is_left_of_a_run_that_could_not_save() -> None:
@@ -536,8 +535,7 @@ def test_what_is_left_of_a_run_that_could_not_save() -> None:
 
 def test_with_a_directory_the_same_command_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RUN_DIR, "/runs/a")
-    resume = resume_with_launcher(Path("/runs/a"))
-    said = stopped(End(EndKind.PREEMPTED, 4), "SIGTERM", resume, "")
+    said = stopped(End(EndKind.PREEMPTED, 4), "SIGTERM", None, Path("/runs/a"))
     assert said.endswith("saved after step 4; run the same command again to resume")
 
 

@@ -86,21 +86,39 @@ def test_an_attempt_that_left_no_end_is_said_to_have_left_none(tmp_path: Path) -
     assert NO_END in verdict(view_whole(run, 1020.0 + QUIET_S + 5))
 
 
+def test_a_run_that_was_not_restarted_says_what_ended_it(tmp_path: Path) -> None:
+    why = "its host was down"
+    write_run(tmp_path / "gpt", kind="failed", time_s=1020.0, detail=why, restarts=True)
+    run = open_run(tmp_path / "gpt")
+    late_s = 1020.0 + QUIET_S + 5
+    assert status_of(run, late_s).reason == why
+    said = verdict(view_whole(run, late_s))
+    assert why in said
+    assert NO_END not in said
+
+
 @pytest.mark.parametrize(
-    ("end", "said"),
+    ("end", "saved_step", "said"),
     [
         (
-            {"detail": "stopped after step 10: a second SIGINT ended it at once", "failures": []},
-            "Not saved at step 10 of 20 on 2 ranks: stopped after step 10: a second SIGINT",
+            {"detail": "a second SIGINT ended it at once", "failures": []},
+            9,
+            "Stopped at step 10 of 20 on 2 ranks, which was not saved: a second SIGINT ended it",
         ),
-        ({"detail": "stopped by SIGINT after step 10, which was saved"}, "Stopped and saved after"),
-        ({"failures": [{"rank": 0, "exit_code": 75}]}, "Stopped and saved after step 10"),
+        ({"failures": []}, 0, "Stopped at step 10 of 20 on 2 ranks, which was not saved."),
+        ({"detail": "a second SIGINT ended it", "failures": []}, 10, "Stopped and saved after"),
+        ({"failures": [{"rank": 0, "exit_code": 75}]}, 10, "Stopped and saved after step 10"),
     ],
 )
-def test_a_run_that_was_killed_before_it_could_save_is_not_said_to_have_saved(
-    tmp_path: Path, end: dict[str, Any], said: str
+def test_a_run_that_was_stopped_says_whether_its_last_step_was_saved(
+    tmp_path: Path, end: dict[str, Any], saved_step: int, said: str
 ) -> None:
-    write_run(tmp_path / "gpt", kind="preempted", time_s=1020.0, step=10, **end)
+    made = write_run(tmp_path / "gpt", kind="preempted", time_s=1020.0, step=10, **end)
+    if saved_step:
+        save = {"step": saved_step, "blocked_s": 0.1, "beside_s": 0.1}
+        line = {"kind": "instant", "name": "saved", "time_s": 1019.95, "fields": save}
+        with made.events(0).open("a") as file:
+            file.write(json.dumps(line) + "\n")
     run = open_run(tmp_path / "gpt")
     assert status_of(run, 1030.0).state == "preempted"
     assert verdict(view_whole(run, 1030.0)).startswith(said)

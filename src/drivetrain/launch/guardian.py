@@ -28,8 +28,9 @@ from drivetrain.core.requirements import require_linux
 from drivetrain.launch import node, template
 from drivetrain.launch.early import command_of_ranks, is_alone, parsed, starting_line
 from drivetrain.launch.template import Supervised
+from drivetrain.record.plain_run import resume_with_launcher
 from drivetrain.record.run_directory import RunDirectory, cannot_write
-from drivetrain.record.session import COMMAND_S, NODE_SESSION, process_began_s
+from drivetrain.record.session import COMMAND_S, NODE_SESSION, process_began_s, run_directory_in
 from drivetrain.supervise.failures.attempt_report import write_closed, write_lost
 from drivetrain.supervise.failures.failure import comes_from_outside
 from drivetrain.supervise.policy import ONLY_FROM_THE_START
@@ -150,9 +151,8 @@ class _Guardian:
                 # the time limit's signal came before it listened: there is nothing to save
                 return Preempted.exit_code
             killed_by = signal.Signals(-code).name
-            why_not = "it was asked to stop"
-            if self._asked_with is None:
-                why_not = self._why_not_restarted(killed_by, restarts_left)
+            why_not = self._why_not_restarted(killed_by, restarts_left)
+            if self._asked_with != -code:  # that it ended by what the user sent is no news
                 done = f"not restarted: {why_not}" if why_not else "restarting it"
                 sys.stderr.write(f"the supervisor was killed by {killed_by}; {done}\n")
                 sys.stderr.flush()
@@ -164,11 +164,18 @@ class _Guardian:
 
     def _why_not_restarted(self, killed_by: str, restarts_left: int) -> str:
         """Return why the supervisor is not restarted; empty if it is."""
+        if self._asked_with is not None:
+            return "it was asked to stop"
         if not self._can_resume(killed_by):
             return ONLY_FROM_THE_START
         if not restarts_left:
-            return f"this happened {_MOST_RESTARTS + 1} times; the same command resumes the run"
+            return f"this happened {_MOST_RESTARTS + 1} times; {self._how_to_resume()}"
         return ""
+
+    def _how_to_resume(self) -> str:
+        flags = {word.partition("=")[0] for word in self._argv}
+        is_named = bool(flags & {"--run-dir", "--run_dir"})
+        return resume_with_launcher(None if is_named else run_directory_in(self._session))
 
     def _can_resume(self, killed_by: str) -> bool:
         """True if ranks have begun to train, or were still starting and will train."""

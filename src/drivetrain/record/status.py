@@ -64,10 +64,11 @@ def status_of(run: RunReading, now_s: float) -> RunStatus:
     facts = last.start if last is not None else {}
     state = _state(run, last, ledger, now_s)
     reason = last.reason if last is not None and last.kind != "finished" else ""
+    is_without_end = state == "quiet" and last is not None and last.kind is None
     return RunStatus(
         name=run.name,
         state=state,
-        reason=reason or _stopped(run) or (NO_END if state == "quiet" else ""),
+        reason=reason or _stopped(run) or (NO_END if is_without_end else ""),
         step=max(run.last_step(), last.last_step if last is not None else 0),
         max_steps=facts.get("total_steps") or run.config.get("max_steps"),
         num_attempts=len(attempts),

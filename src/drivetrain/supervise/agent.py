@@ -25,7 +25,6 @@ from torch.distributed.elastic.agent.server.api import (
 )
 
 from drivetrain.diagnose.stacks import parse_stacks
-from drivetrain.record.plain_run import resume_with_launcher
 from drivetrain.record.session import NODE_SESSION, Phase, run_directory_in
 from drivetrain.supervise.attempt import NodeAttempt
 from drivetrain.supervise.failures.attempt_report import last_saved_step, write_end
@@ -137,10 +136,10 @@ class Supervisor(SimpleElasticAgent):
             self._requests.wait([worker.pid for worker in self._node.workers], _TICK_S)
             asked = self._requests.take()
             if asked:
-                is_said = self._head_start is not None and self._head_start.is_request_said
-                if not self._machine.asked_by and not is_said:
+                said_s = self._head_start.request_said_s if self._head_start else None
+                if not self._machine.asked_by and said_s is None:
                     say(request(asked))
-                self._stop(self._machine.asked(asked))
+                self._stop(self._machine.asked(asked, said_s))
             self._stop(self._machine.tick())
             match self._machine.state:
                 case MachineState.RUNNING | MachineState.DRAINING:
@@ -160,13 +159,21 @@ class Supervisor(SimpleElasticAgent):
             where = f" {end.where}" if self._attempt.trains else ""
             detail = f"stopped{where}: {self._machine.why}"
             account = self._attempt.account(end, (), detail, why="", restarts=False)
+            self._node.kill()  # before anything is read or written, which may take long
             write_down(self._session, account, {})
-            say(f"{detail}; {self._kept()}" if self._attempt.trains else detail)
+            say(f"{detail}; {kept(*self._left())}" if self._attempt.trains else detail)
         self._do(actions)
 
-    def _kept(self) -> str:
-        """Return what is left of the run, and how to resume it."""
-        return kept(last_saved_step(self._session), run_directory_in(self._session))
+    def _stopped(self, end: End) -> str:
+        """The message when the ranks have ended after a request to stop."""
+        if self._attempt.will_train():
+            return stopped(end, self._machine.asked_by, *self._left())
+        killed = "" if end.kind is EndKind.PREEMPTED else "; all ranks were killed"
+        return f"stopped by {self._machine.asked_by}{killed}"
+
+    def _left(self) -> tuple[int | None, Path | None]:
+        """Return what is left of the run: the newest checkpoint's step, and where it is."""
+        return last_saved_step(self._session), run_directory_in(self._session)
 
     def _look(self) -> None:
         """Check the ranks and the group of nodes for events."""
@@ -294,9 +301,7 @@ class Supervisor(SimpleElasticAgent):
         finding = write_down(self._session, account, dumps)
         sys.stdout.flush()
         if self._machine.asked_by:
-            resume = resume_with_launcher(run_directory_in(self._session))
-            will_train = self._attempt.will_train()
-            say(stopped(end, self._machine.asked_by, resume, self._kept() if will_train else ""))
+            say(self._stopped(end))
         elif end.kind is not EndKind.FINISHED:
             said = paragraph(account)
             say(with_verdict(said, finding, is_written_down=end.trains))

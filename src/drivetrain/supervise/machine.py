@@ -107,8 +107,11 @@ class Machine:
         self.state = MachineState.JOINING
         return [Action.KILL, Action.JOIN]
 
-    def asked(self, by: str) -> list[Action]:
-        """A scheduler or a user asks the run to stop; a second request kills it at once."""
+    def asked(self, by: str, since_s: float | None = None) -> list[Action]:
+        """A scheduler or a user asks the run to stop; a second request kills it at once.
+
+        `since_s`: when the first request came, if that was before this machine was told.
+        """
         if self.state is MachineState.DRAINING:
             if self.clock() - self.asked_s < SAME_REQUEST_S:
                 return []
@@ -116,7 +119,7 @@ class Machine:
             return [Action.KILL, *self._over(PREEMPTED_CODE)]
         if self.state is MachineState.OVER:
             return []
-        self.asked_s = self.clock()
+        self.asked_s = self.clock() if since_s is None else since_s
         was_running = self.state is MachineState.RUNNING
         self.asked_by, self.state = by, MachineState.DRAINING
         self.deadline_s = self.clock() + self.grace_s

@@ -49,7 +49,6 @@ def describe_attempts(
                 num_ranks=attempt.world_size,
                 host=attempt.host,
                 what=attempt.reason,
-                was_cut_short=attempt.was_cut_short,
             )
         )
     return shown

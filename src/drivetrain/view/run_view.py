@@ -31,8 +31,6 @@ class AttemptView:
     host: str
     what: str
     """One sentence on how it ended."""
-    was_cut_short: bool = False
-    """Whether it was asked to stop and then killed, before it had saved."""
 
     @property
     def steps(self) -> str:

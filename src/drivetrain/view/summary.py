@@ -84,17 +84,22 @@ def _outcome(run: RunView) -> str:
             return f"Running{on}: {done} after {took}."
         case "preempted":
             step = f"step {run.step:,}{of}{on}"
-            killed = [last.what for last in run.attempts[-1:] if last.was_cut_short]
-            saved = f"Stopped and saved after {step}; it can be resumed."
-            return as_sentence(f"Not saved at {step}: {killed[0]}") if killed else saved
+            return _stopped(run, step)
         case "restarting":
             return f"Restarting{on} after step {run.step:,}{of}, {took} into the run."
         case "quiet":
             said = f"Nothing has been written for a while; last seen at step {run.step:,}{of}{on}"
-            return as_sentence(f"{said}: {NO_END}")
+            return as_sentence(f"{said}: {run.attempts[-1].what or NO_END}")
     last = _reason(run)
     ended = f"Ended as {run.state} after step {run.step:,}{of}{on}"
     return as_sentence(f"{ended}: {last}" if last else ended)
+
+
+def _stopped(run: RunView, step: str) -> str:
+    if any(saved.step == run.step for saved in run.checkpoints):
+        return f"Stopped and saved after {step}; it can be resumed."
+    said, why = f"Stopped at {step}, which was not saved", _reason(run)
+    return as_sentence(f"{said}: {why}" if why else said)
 
 
 def _reason(run: RunView) -> str:

@@ -98,11 +98,6 @@ class PastAttempt:
         return f"rank {cause.get('rank')}: {said or how}"
 
     @property
-    def was_cut_short(self) -> bool:
-        """Whether it was asked to stop and then killed, before a rank had saved and exited."""
-        return self.kind == "preempted" and bool(self.reason) and self.end.get("failures") == []
-
-    @property
     def resumed_step(self) -> int:
         """The step it resumed from; 0 if it started from scratch."""
         return int(self.start.get("resumed_step") or 0)

@@ -135,6 +135,8 @@ def write_lost(session: Path, killed_by: str, *, restarts: bool) -> None:
     """Record the end of an attempt whose supervisor was killed before it could."""
     named = _named(session)
     if named is not None and (named[0].attempt(named[1]) / "end.json").exists():
+        if not restarts:
+            _take_back_restart(*named, f"the next supervisor was killed by {killed_by}")
         return
     pages = [read_progress(session, rank) for rank in range(len([*session.glob("progress-*")]))]
     end = End(EndKind.FAILED, last_step(pages))
@@ -185,10 +187,13 @@ def _write_last(session: Path, account: AttemptReport) -> None:
     last = _named(session, LAST_ATTEMPT)
     if last is None:
         return
-    run, attempt = last
+    _take_back_restart(*last, f"the next attempt ended before it had begun: {account.how}")
+
+
+def _take_back_restart(run: RunDirectory, attempt: int, why: str) -> None:
+    """Record that the restart which was announced at an attempt's end did not come."""
     end = next((each.end for each in run.attempts() if each.number == attempt), None)
-    if end:
-        why = f"the next attempt ended before it had begun: {account.how}"
+    if end and end.get("restarts"):
         with contextlib.suppress(OSError):
             run.end_attempt(attempt, {**end, "restarts": False, "why": clean_text(why)})
 

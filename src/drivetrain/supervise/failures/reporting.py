@@ -31,18 +31,14 @@ def lost_replica(end: End, failure: RankFailure, host: str) -> str:
     )
 
 
-def stopped(end: End, asked_by: str, resume: str, kept: str) -> str:
-    """The message when the run was asked to stop.
-
-    `kept` says what is left of one that could not save; empty for a script that does not train.
-    """
-    if end.kind is EndKind.PREEMPTED:
-        return f"stopped by {asked_by} and saved after step {end.step}; {resume}"
+def stopped(end: End, asked_by: str, saved_step: int | None, run_dir: Path | None) -> str:
+    """The message when a training run was asked to stop; of `saved_step`, None means unknown."""
     if end.kind is EndKind.FINISHED:
         return f"{asked_by} arrived as the last step ended; the run is finished"
-    if not kept:
-        return f"stopped by {asked_by}; all ranks were killed"
-    return f"stopped by {asked_by} {end.where}; {kept}"
+    if end.kind is EndKind.PREEMPTED and end.step and saved_step in (None, end.step):
+        resume = resume_with_launcher(run_dir)
+        return f"stopped by {asked_by} and saved after step {end.step}; {resume}"
+    return f"stopped by {asked_by} {end.where}; {kept(saved_step, run_dir)}"
 
 
 def kept(saved_step: int | None, run_dir: Path | None) -> str:

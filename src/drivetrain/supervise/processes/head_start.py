@@ -44,9 +44,8 @@ class HeadStart:
         self.session = session
         self.asked = ""
         """The signal that arrived before the supervisor was listening; ranks may be running."""
-        self.is_request_said = False
-        """Whether the user has been told that the signal arrived."""
-        self._asked_s = 0.0
+        self.request_said_s: float | None = None
+        """When the user was told that the signal arrived, on the monotonic clock."""
         for number in ASKS:
             signal.signal(number, self._note)
         self.run_id = uuid.uuid4().hex
@@ -61,14 +60,15 @@ class HeadStart:
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         now_s, is_ctrl_c = time.monotonic(), number == signal.SIGINT
-        if self.is_request_said and is_ctrl_c and now_s - self._asked_s >= SAME_REQUEST_S:
-            sys.stderr.write("stopped: a second SIGINT ended it at once\n")
+        said_s = self.request_said_s
+        if is_ctrl_c and said_s is not None and now_s - said_s >= SAME_REQUEST_S:
+            _say("stopped: a second SIGINT ended it at once")
             self.node.kill()
             sys.exit(128 + number)
-        if is_ctrl_c and not self.is_request_said:
+        if is_ctrl_c and said_s is None:
             # someone is waiting, and the supervisor's imports take seconds
-            self.is_request_said, self._asked_s = True, now_s
-            sys.stderr.write(f"{request(signal.SIGINT.name)}\n")
+            self.request_said_s = now_s
+            _say(request(signal.SIGINT.name))
         self.asked = signal.Signals(number).name
 
     def has_told(self, environments: Sequence[Mapping[str, str]]) -> bool:
@@ -95,6 +95,10 @@ class HeadStart:
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
             COMMAND_S: os.environ[COMMAND_S],
         }
+
+
+def _say(text: str) -> None:
+    os.write(2, f"{text}\n".encode())  # sys.stderr may be in the middle of a write
 
 
 def _of_one_rank(rank: int) -> dict[str, str]:

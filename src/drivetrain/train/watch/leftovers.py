@@ -25,14 +25,14 @@ class WatchedZeroGrad:
 
     def __init__(self, optimizer: torch.optim.Optimizer, note: Callable[[], None]) -> None:
         before = vars(optimizer).get("zero_grad")
-        self.replaced_by: Any = (
-            before.replaced_by if isinstance(before, WatchedZeroGrad) else before
-        )
+        earlier = before if isinstance(before, WatchedZeroGrad) else None  # of an earlier run
+        self.replaced_by: Any = before if earlier is None else earlier.replaced_by
         """What a script had put in place of the method; None: nothing."""
-        self._call, self._note = optimizer.zero_grad, note
+        self.call: Callable[..., Any] = optimizer.zero_grad if earlier is None else earlier.call
+        self._note = note
 
     def __call__(self, *given: Any, **named: Any) -> None:
-        self._call(*given, **named)
+        self.call(*given, **named)
         self._note()
 
 
