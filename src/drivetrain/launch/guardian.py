@@ -173,8 +173,7 @@ class _Guardian:
         return ""
 
     def _how_to_resume(self) -> str:
-        flags = {word.partition("=")[0] for word in self._argv}
-        is_named = bool(flags & {"--run-dir", "--run_dir"})
+        is_named = _run_of(self._argv) is not None
         return resume_with_launcher(None if is_named else run_directory_in(self._session))
 
     def _can_resume(self, killed_by: str) -> bool:
