@@ -35,6 +35,8 @@ from tests.ranks.test_incremental import LAYOUTS, good, on_two
 
 sim = torch.get_device_module("sim")
 
+COPY_S = 5e-3
+
 
 class Memory(Hook):
     """What the device holds between two steps, while saves are under way."""
@@ -73,11 +75,11 @@ class _StopAfter(Hook):
 
 
 def whole_and_resumed(
-    folder: str, parallel: dict[str, Any], copy_s: float = 5e-3, **more: Any
+    folder: str, parallel: dict[str, Any], **more: Any
 ) -> tuple[str, str, dict[int, int]]:
     """Hashes of a run of 12 steps, and of one that was stopped after 6 and went back to step 4."""
     sim.set_op_cost(1e-4)
-    sim.set_copy_cost(copy_s)
+    sim.set_copy_cost(COPY_S)
     memory = Memory()
     whole = train(f"{folder}/whole", 12, memory, parallel=parallel, **more)
     with pytest.raises(KeyboardInterrupt):
@@ -101,9 +103,20 @@ def test_what_is_written_while_steps_go_on_is_what_was_saved(tmp_path: Path, str
 
 
 def without(names: list[str], body: Callable[..., Any], *args: Any) -> Any:
-    """`body`, with parts of what a save waits for taken out."""
-    for name in names:
-        setattr(CopyInMemory, name, lambda *_: None)
+    """`body`, with parts of what a save waits for taken out.
+
+    A save's copies take so long that even a step on a busy machine ends before them.
+    """
+    stage = CopyInMemory.stage
+
+    def slowly(stager: CopyInMemory, state_dict: dict[str, Any]) -> dict[str, Any]:
+        sim.set_copy_cost(20 * COPY_S)
+        staged = stage(stager, state_dict)
+        sim.set_copy_cost(COPY_S)
+        return staged
+
+    for name, part in {"stage": slowly, **dict.fromkeys(names, lambda *_: None)}.items():
+        setattr(CopyInMemory, name, part)
     return body(*args)
 
 
@@ -111,7 +124,7 @@ def without(names: list[str], body: Callable[..., Any], *args: Any) -> Any:
     "names", [["before_change", "_look_for_changes"], ["synchronize_staging"]], ids=lambda n: n[0]
 )
 def test_without_a_synchronisation_the_numbers_are_wrong(tmp_path: Path, names: list[str]) -> None:
-    args = (names, whole_and_resumed, str(tmp_path), PARALLEL["ddp"], 0.02)
+    args = (names, whole_and_resumed, str(tmp_path), PARALLEL["ddp"])
     try:
         whole, resumed, _ = run_ranks(without, 2, 500, args, GROUPS["both"])[0]
     except WorkerFailure as error:  # what was read back is no number
@@ -121,7 +134,7 @@ def test_without_a_synchronisation_the_numbers_are_wrong(tmp_path: Path, names: 
 
 
 def test_a_save_of_weights_that_have_moved_is_refused(tmp_path: Path) -> None:
-    args = (["before_change"], whole_and_resumed, str(tmp_path), PARALLEL["ddp"], 0.02)
+    args = (["before_change"], whole_and_resumed, str(tmp_path), PARALLEL["ddp"])
     whole, resumed, _ = run_ranks(without, 2, 500, args, GROUPS["both"])[0]
     assert whole == resumed
     events = (tmp_path / "whole/events/00000.jsonl").read_text()
