@@ -137,6 +137,10 @@ def test_all_problems_come_at_once() -> None:
             "use bf16 or fp32 with parallel.strategy=local_sgd",
         ),
         (["fast"], "fast: not an override; write path.to.key=value"),
+        (
+            ["sede=true", "fast.yaml"],
+            "fast.yaml: a config file is given with its flag; write --config fast.yaml",
+        ),
         (["seed=null"], "seed = null: must be a whole number; the default is 42"),
         (["sede=true"], "sede = true: unknown key; did you mean seed?"),
         (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.testing.pytest_plugin import child_pids
+from drivetrain.testing.pytest_plugin import child_pids, leaked_processes
 
 pytest_plugins = ["pytester"]
 
@@ -55,9 +55,10 @@ def test_pythons_own_helper_is_none_however_long_its_command_line(tmp_path: Path
     python.parent.mkdir()
     python.symlink_to(sys.executable)
     argv = [str(python), "-c", "import time; time.sleep(30)  # multiprocessing.resource_tracker"]
+    before = child_pids()
     helper = subprocess.Popen(argv)
     try:
-        assert helper.pid not in child_pids()
+        assert leaked_processes(before) == []
     finally:
         helper.kill()
         helper.wait()

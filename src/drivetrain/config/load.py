@@ -106,6 +106,8 @@ def _split(
             overrides.append(word)
         elif is_value and not is_flag:
             is_after_flag = True  # of a flag that is refused already; it may have several
+        elif word.endswith((".yaml", ".yml")):
+            raise ConfigError([_without_its_flag(word)])
         else:
             is_after_flag = is_flag and "=" not in word
             remedy = "write path.to.key=value"
@@ -113,6 +115,12 @@ def _split(
                 remedy += "; flags of the script need the script's own parser"
             problems.append(Problem(word, "not an override", remedy, has_value=False))
     return file, overrides, problems
+
+
+def _without_its_flag(file: str) -> Problem:
+    """Return the only problem to report: the file's values are unknown."""
+    remedy = f"write --config {file}"
+    return Problem(file, "a config file is given with its flag", remedy, has_value=False)
 
 
 def _read(file: Path) -> tuple[_Said, list[Problem]]:
