@@ -82,6 +82,10 @@ def test_flags_of_the_scripts_own_are_left_to_it(monkeypatch: pytest.MonkeyPatch
         (["fast"], "fast: not an override; write path.to.key=value"),
         (["seed=1", "fast"], "fast: not an override; write path.to.key=value"),
         (
+            ["fast.yaml"],
+            "fast.yaml: a config file is given with its flag; write --config fast.yaml",
+        ),
+        (
             ["seed=1", "--nproc-per-node", "2"],
             "--nproc-per-node: is a flag of the launcher, not of the script; write it before the "
             "script: `drivetrain train --nproc-per-node …`",
@@ -190,6 +194,7 @@ def test_words_that_are_handed_over_are_all_the_configs() -> None:
         (["--width", "3"], ["--width"]),
         (["--shift", "-1", "2", "seed=1"], ["--shift"]),
         (["--width=3", "fast"], ["--width=3", "fast"]),
+        (["--sizes=wide.yaml", "fast"], ["--sizes=wide.yaml", "fast"]),
         (["--width", "3", "seed=1", "fast"], ["--width", "fast"]),
         (["--width", "3", "-v"], ["--width", "-v"]),
     ],

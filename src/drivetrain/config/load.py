@@ -106,7 +106,7 @@ def _split(
             overrides.append(word)
         elif is_value and not is_flag:
             is_after_flag = True  # of a flag that is refused already; it may have several
-        elif word.endswith((".yaml", ".yml")):
+        elif not is_flag and word.endswith((".yaml", ".yml")):
             raise ConfigError([_without_its_flag(word)])
         else:
             is_after_flag = is_flag and "=" not in word
