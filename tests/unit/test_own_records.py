@@ -84,8 +84,10 @@ IN_MLFLOW = """
 import sys
 from pathlib import Path
 from mlflow import MlflowClient
+from drivetrain.record import recorder as outbox
 from tests.unit.test_own_records import trained
 
+outbox.PATIENCE_S = 170  # a busy machine takes long to import MLflow and to create its store
 folder = Path(sys.argv[1])
 trained(folder, "mlflow")
 client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")

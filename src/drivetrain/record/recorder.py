@@ -79,7 +79,9 @@ class Outbox(Generic[Item]):
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             warnings.warn(
-                f"{self.name}: still busy after {timeout_s:.0f} s; giving up", stacklevel=2
+                f"{self.name}: still busy after {timeout_s:.0f} s; gave up, so what it was given "
+                "last may be missing there",
+                stacklevel=2,
             )
         if self.num_dropped:
             warnings.warn(
