@@ -175,7 +175,9 @@ streams:                          ## every stream and sampler, counted sample by
 tune:                             ## a study with its driver and trials killed, on one worker, two, and every target: the same winner?
 	$(BIN)/pytest -m long tests/tune
 
+# Here and in tune-quality, a study that the results have is not run again, so the results go first.
 tune-targets:                     ## every search on local, hosts, Slurm and Ray: the same winner? (needs root, and Ray installed)
+	rm -f benchmarks/results/tune/targets.json
 	$(BIN)/python -m tests.tune.on_targets benchmarks/results/tune
 
 tune-workers:                     ## 32 trials by halving and as a population, on 1, 2, 3 workers and with kills: the same winner? (an hour)
@@ -185,6 +187,7 @@ tune-waiting:                     ## how long workers wait for a deterministic s
 	$(BIN)/python -m benchmarks.tune.waiting benchmarks/results/tune
 
 tune-quality:                     ## what ours, Optuna and Ray Tune find with the same number of training steps, and what early stopping saves (minutes)
+	rm -f benchmarks/results/tune/quality.json
 	$(BIN)/python -m benchmarks.tune.quality benchmarks/results/tune
 
 tune-fashion:                     ## studies on Fashion-MNIST, 2 ranks a trial: random, TPE, halving in both forms, a population (minutes)
