@@ -79,6 +79,16 @@ def test_a_wrong_value_of_a_flag_is_refused_in_one_line(
     assert (result.returncode, result.stderr) == (2, f"{said}\n")
 
 
+def test_more_ranks_than_memory_can_hold_are_refused_before_any_starts(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("open('started', 'a')")
+    result = drivetrain("train", "--nproc-per-node=1000000", "script.py", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("--nproc-per-node = 1000000: this machine has ")
+    assert "rehearse --world-size 1000000" in result.stderr
+    assert result.stdout == ""
+    assert not (tmp_path / "started").exists()
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -169,6 +179,7 @@ def test_a_wrong_value_of_another_commands_option_is_refused_in_one_line(
         ["gone.py"],
         ["--nproc-per-node=0", "script.py"],
         ["--nproc-per-node=many", "script.py"],
+        ["--nproc-per-node=1000000", "script.py"],
         ["--no-such-flag", "script.py"],
         ["--nnodes=2", "--run-dir=run", "script.py"],
     ],

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from drivetrain.cluster.environments import SlurmEnvironment
 from drivetrain.core.errors import ConfigError, Problem
-from drivetrain.core.text import counted
+from drivetrain.core.text import counted, readable_bytes
 from drivetrain.launch.command import Command, add_our_flags, add_torchruns_flags, parse_command
 from drivetrain.record.session import ACCEPT_CHANGE, COMMAND_S, NODE_SESSION, RUN_DIR
 from drivetrain.supervise.policy import Budgets
@@ -163,6 +163,25 @@ def starting_line(argv: Sequence[str]) -> str | None:
     return f"starting {how_many} on this machine"
 
 
+_LEAST_RANK_MIB = 200
+"""Held by a process that has imported torch and trained one small layer: 236 MB (torch 2.13)."""
+
+
+def too_many_for_memory(num_ranks: int, *, shares_imports: bool) -> Problem | None:
+    """Refuse what can only end with a machine out of memory, which ends more than this command."""
+    if shares_imports or not hasattr(os, "sysconf"):  # forked ranks share what is imported
+        return None
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if num_ranks * _LEAST_RANK_MIB * 2**20 <= memory_bytes:
+        return None
+    rule = (
+        f"this machine has {readable_bytes(memory_bytes)} of memory, and a process that trains "
+        f"holds at least {_LEAST_RANK_MIB} MiB"
+    )
+    remedy = f"start fewer, or use `drivetrain rehearse --world-size {num_ranks}`"
+    return Problem("--nproc-per-node", rule, remedy, num_ranks)
+
+
 def parsed(argv: Sequence[str]) -> tuple[Command, argparse.Namespace, set[str]]:
     """Parse the command, its flags and the given ones; without torch, and so unchecked."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
@@ -178,10 +197,13 @@ def _is_set_by_torchruns_variables() -> bool:
 
 
 def _num_ranks(args: argparse.Namespace) -> int | None:
-    """The requested number, or 1 if there is no GPU; None if torch must decide."""
+    """The requested number, or 1 if there is no GPU; None if torch decides or it is refused."""
     if args.nproc_per_node is None:
         return None if _may_have_devices() else 1
-    return int(args.nproc_per_node) or None if args.nproc_per_node.isdigit() else None
+    if not args.nproc_per_node.isdigit():
+        return None
+    number = int(args.nproc_per_node)
+    return None if too_many_for_memory(number, shares_imports=args.warm_start) else number or None
 
 
 def _may_have_devices() -> bool:

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING
 
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.launch.command import Command, add_our_flags, parse_command, parse_flags
-from drivetrain.launch.early import budgets_of, command_of_ranks, nodes_of_step, variables_of_ranks
+from drivetrain.launch.early import (
+    budgets_of,
+    command_of_ranks,
+    nodes_of_step,
+    too_many_for_memory,
+    variables_of_ranks,
+)
 from drivetrain.launch.flag_values import RULE_OF_RANKS, environment_problems
 from drivetrain.launch.job import missing_script
 
@@ -74,11 +80,11 @@ def _check_live(args: argparse.Namespace) -> None:
 
 
 def _check_ranks(args: argparse.Namespace) -> None:
-    """Refuse what only torch knows to be wrong: --nproc-per-node=gpu on a node without GPUs."""
+    """Refuse more ranks than fit, and what only torch knows: =gpu on a node without GPUs."""
     from torch.distributed.run import determine_local_world_size
 
     try:
-        determine_local_world_size(args.nproc_per_node)
+        num_ranks = determine_local_world_size(args.nproc_per_node)
     except ValueError as error:
         is_known = "is not available" in str(error)
         rule = "this node has no such device" if is_known else RULE_OF_RANKS
@@ -86,6 +92,8 @@ def _check_ranks(args: argparse.Namespace) -> None:
         raise ConfigError(
             [Problem("--nproc-per-node", rule, remedy, args.nproc_per_node)]
         ) from None
+    if problem := too_many_for_memory(num_ranks, shares_imports=args.warm_start):
+        raise ConfigError([problem])
     fewest, _, most = args.nnodes.partition(":")
     if most and int(most) < int(fewest):
         rule = "the maximum is less than the minimum"
