@@ -77,6 +77,42 @@ def test_also_after_a_resume_in_an_epoch(
     assert found == [(n, n % 3 == 0) for n in range(found[0][0], 10)]
 
 
+def printed(config: dict[str, Any], every: int, fails_at: int = 99) -> list[tuple[int, int]]:
+    """By step, the newest step whose loss a script can print then."""
+    record = {"progress": "none", "sinks": [], "logging_steps": 2}
+    loop = prepare(lambda: nn.Linear(4, 2), None, data(), {**config, "record": record})
+    seen = []
+    for step in loop.steps():
+        for x, y in step:
+            loop.backward(F.cross_entropy(loop.model(x), y))
+        loop.step()
+        if loop.step_number % every == 0:
+            seen.append((loop.step_number, loop.history.steps[-1].step))
+        if loop.step_number == fails_at:
+            raise Interrupted
+    return seen
+
+
+def test_a_script_can_print_the_loss_of_the_step_it_has_just_made(config: dict[str, Any]) -> None:
+    assert printed(config, every=2) == [(2, 2), (4, 4), (6, 6), (8, 8)]
+    assert printed(config, every=3) == [(3, 2), (6, 6), (9, 8)]
+
+
+def test_also_in_the_first_step_after_a_resume(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a script that prints the newest loss would end only if it had been killed before."""
+    go_on_in(tmp_path / "run", monkeypatch)
+    with pytest.raises(Interrupted):
+        printed(config, every=3, fails_at=5)
+    go_on_in(tmp_path / "run", monkeypatch)
+    found = printed(config, every=1)
+    first = found[0][0]
+    assert first > 3
+    assert found[0] == (first, first)
+    assert found[-1] == (9, 8)
+
+
 def test_before_a_step_none_has_ended(config: dict[str, Any]) -> None:
     loop = prepare(lambda: nn.Linear(4, 2), None, data(), config)
     assert not loop.ends_epoch

@@ -24,6 +24,11 @@ CLEARED_BETWEEN = (
     "gradients: those of this step's earlier micro-batches were cleared; remove "
     "optimizer.zero_grad() from the script, loop.step() does that"
 )
+CHANGED = (
+    "gradients: were changed after a micro-batch that is not the step's last; set "
+    "optimization.max_grad_norm and remove clip_grad_norm_, or change gradients once, after the "
+    "last micro-batch and before loop.step()"
+)
 STEPPED = (
     "optimizer = SGD: is stepped by both the script and the run; remove optimizer.step() from the "
     "script, loop.step() does it"
@@ -149,6 +154,18 @@ def test_a_zero_grad_that_a_script_has_replaced_is_still_called(tmp_path: Path) 
             loop.backward(F.cross_entropy(loop.model(x), y))
         loop.step()
     assert calls == [True] * 3
+
+
+def clip(loop: KeptLoop) -> None:
+    nn.utils.clip_grad_norm_(loop.model.parameters(), 0.01)
+
+
+def test_gradients_clipped_before_they_are_complete_are_refused(tmp_path: Path) -> None:
+    assert refusal(settings(str(tmp_path), micro_batch_size=4), inside=clip) == CHANGED
+    clipped = train(settings(str(tmp_path), micro_batch_size=4), between=clip)
+    assert clipped != train(settings(str(tmp_path), micro_batch_size=4))
+    whole = settings(str(tmp_path), micro_batch_size=8)
+    assert train(whole, inside=clip) == train(whole, between=clip) == pytest.approx(clipped)
 
 
 def test_bitwise_has_its_own_place_for_gradients(tmp_path: Path) -> None:

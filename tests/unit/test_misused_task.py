@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import ConfigError, Hook, Task, Total, Trainer
+from drivetrain.testing import run_ranks
 from drivetrain.train.keep_loop import prepare
 from drivetrain.train.refusals import check_model, check_optimizer
 
@@ -237,3 +239,87 @@ def test_a_loop_says_where_it_is(config: dict[str, Any]) -> None:
         loop.step()
     assert seen == [(0, 0), (1, 0), (2, 1)]
     assert loop.step_number == 3
+
+
+class Scheduled:
+    """A scheduler's methods."""
+
+    def step(self) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@pytest.mark.parametrize("where", ["optimizer", "train", "scheduler"])
+def test_what_accelerate_has_prepared_is_refused(config: dict[str, Any], where: str) -> None:
+    """Its scheduler steps once per process: the learning rate would depend on their number."""
+    model, train = nn.Linear(4, 2), data()
+    given: dict[str, Any] = {
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "train": DataLoader(train),
+        "scheduler": None,
+    }
+    wrapped = type("Wrapped", (type(given[where]) if given[where] else Scheduled,), {})
+    wrapped.__module__ = "accelerate.of_a_test"
+    if where == "scheduler":
+        given[where] = wrapped()
+    else:
+        given[where].__class__ = wrapped
+    said = f"{where} = Wrapped: comes from accelerator.prepare"
+    with pytest.raises(ConfigError, match=said):
+        prepare(model, given["optimizer"], given["train"], config, scheduler=given["scheduler"])
+
+
+def test_a_schedule_that_accelerate_has_prepared_is_refused(config: dict[str, Any]) -> None:
+    kind = type("AcceleratedScheduler", (Scheduled,), {"__module__": "accelerate.scheduler"})
+    of_one = task(schedule=lambda _, __: kind())
+    with pytest.raises(ConfigError, match="schedule = AcceleratedScheduler: comes from"):
+        Trainer(of_one, config).fit(data())
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_model_that_is_distributed_already_is_refused(
+    config: dict[str, Any], *, inside: bool
+) -> None:
+    def made() -> nn.Module:
+        wrapped = nn.DataParallel(nn.Linear(4, 2))
+        return nn.Sequential(wrapped) if inside else wrapped
+
+    where = r"model\.0" if inside else "model"
+    with pytest.raises(ConfigError, match=f"^{where} = DataParallel: is distributed already"):
+        Trainer(task(model=made), config).fit(data())
+
+
+def distributed_twice(kind: str, folder: str) -> str:
+    """What is said of a model in DistributedDataParallel or under fully_shard."""
+    model: nn.Module = nn.Linear(4, 2)
+    if kind == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+    else:
+        torch.distributed.fsdp.fully_shard(model)
+    settings = {"global_batch_size": 8, "max_steps": 2, "output_dir": folder}
+    with pytest.raises(ConfigError) as raised:
+        prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data(), settings)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("ddp", "DistributedDataParallel"), ("fsdp", "FSDPLinear")]
+)
+def test_on_ranks_too(tmp_path: Path, kind: str, said: str) -> None:
+    for answer in run_ranks(distributed_twice, 2, 120, args=(kind, str(tmp_path))):
+        assert answer.startswith(f"model = {said}: is distributed already")
+
+
+@pytest.mark.parametrize("count", [lambda right: right.sum(), lambda right: right.sum().item()])
+def test_a_count_is_not_taken_for_a_mean(config: dict[str, Any], count: Any) -> None:
+    def metrics(model: nn.Module, batch: Any) -> dict[str, Any]:
+        return {"accuracy": count(model(batch[0]).argmax(1) == batch[1])}
+
+    said = (
+        r"metrics\['accuracy'\] = .*: is a whole number, .* return Total\(accuracy, len\(batch\)\)"
+    )
+    with pytest.raises(ConfigError, match=said):
+        Trainer(task(metrics=metrics), config).fit(data(), data())

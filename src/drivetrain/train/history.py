@@ -49,6 +49,7 @@ class History:
 
     total_time: float = 0.0
     steps: list[StepMetrics] = field(default_factory=list)
+    """Up to the newest logged step: steps are added together, every `record.logging_steps`."""
     evaluations: list[EvaluationResult] = field(default_factory=list)
     run_dir: Path | None = None
     resumed_step: int = 0
@@ -84,7 +85,7 @@ class History:
 
     @property
     def losses(self) -> list[float]:
-        """Training loss of each step."""
+        """Training loss of each step in `steps`."""
         return [metrics.loss for metrics in self.steps]
 
     @property

@@ -43,7 +43,7 @@ from drivetrain.train.optimization.given import GivenOptimizer
 from drivetrain.train.optimization.own_schedule import LRSchedule, ScheduleFactory, as_factory
 from drivetrain.train.own_records import OwnRecords
 from drivetrain.train.own_weights import OwnWeights
-from drivetrain.train.refusals import check_loss, check_prepared
+from drivetrain.train.refusals import check_loss, check_plain, check_prepared
 from drivetrain.train.saving.leaving import is_left_on_purpose
 from drivetrain.train.saving.run_state import RunState
 from drivetrain.train.saving.weights import FinalWeights
@@ -94,6 +94,7 @@ def prepare(
     if is_intercepting():
         raise OwnLoopMet
     check_prepared(model, optimizer, train, config, stateful)
+    check_plain(optimizer=optimizer, train=train, scheduler=scheduler)
     loop: type[KeptLoop] = KeptLoop
     if isinstance(model, Mapping):
         loop, task = SeveralLoop, task_of_several(model, optimizer, scheduler, _not_asked)
@@ -289,6 +290,8 @@ class KeptLoop(OwnRecords, OwnWeights):
             self._micro = micro
             with self._engine.micro_batch(micro, is_last=is_last), self._engine.autocast:
                 yield batch
+                if not is_last:
+                    self._gradients.before_next_micro_batch()
             if self._micro is not None:
                 raise RuntimeError(
                     "loop.backward(loss) was not called for this micro-batch; call it instead of "
@@ -340,6 +343,18 @@ class KeptLoop(OwnRecords, OwnWeights):
             self._loop.move()
         self._turns_are_done = False
         self._is_after_step = True
+        self._log(self._loop)
+
+    def _log(self, loop: Loop) -> None:
+        """Log before the script's own lines about the step, which may read `history`.
+
+        A resumed run logs its first step, too: a script that prints `history.losses[-1]` every few
+        steps would find an empty list only after a resume, and end there.
+        """
+        if self.history.resumed_step and not self.history.steps:
+            loop.log()
+        else:
+            loop.log_if_due()
 
     def stop(self, reason: str) -> None:
         """End the run early, after the current step: it is saved and complete.

@@ -157,8 +157,7 @@ class Loop:
         self.notify("on_train_batch_end", step + 1)
 
     def _after_step(self) -> None:
-        if self.at.step % self.logging_steps == 0:
-            self.log()
+        self.log_if_due()
         if self._ends_a_stretch():
             self._evaluate()
         self.saver.after_step(self.at.step, self.log)
@@ -219,6 +218,11 @@ class Loop:
             self.log()
             self.evaluate(self.at.step)
             self.at.evaluated_at = self.at.step
+
+    def log_if_due(self) -> None:
+        """Log after every `logging_steps`-th step."""
+        if self.at.step % self.logging_steps == 0:
+            self.log()
 
     def log(self) -> None:
         """Reduce the open steps' metrics over the ranks, record and show them."""

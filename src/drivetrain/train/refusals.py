@@ -64,6 +64,16 @@ def check_metrics(found: Any, where: str = "metrics") -> None:
         if num_elements != 1 or not isinstance(number, (int, float, torch.Tensor)):
             what = tuple(number.shape) if isinstance(number, torch.Tensor) else _kind(number)
             raise _refusal(f"{where}[{name!r}]", "is not a single number", _MEAN_OR_TOTAL, what)
+        if where == "metrics" and not isinstance(value, Total) and _is_whole(number):
+            rule = "is a whole number, and a mean over samples would not be"
+            remedy = f"for a count, return Total({name}, len(batch)); for a mean, a float"
+            raise _refusal(f"{where}[{name!r}]", rule, remedy, number)
+
+
+def _is_whole(number: Any) -> bool:
+    if isinstance(number, torch.Tensor):
+        return not (number.is_floating_point() or number.is_complex())
+    return isinstance(number, int)
 
 
 def check_kept(kept: Mapping[str, Any], task: Task) -> None:
@@ -88,9 +98,28 @@ def checked(make: Callable[[], Any]) -> Callable[[], nn.Module]:
             rule = "is not a torch.nn.Module"
             remedy = "return the model from the function that builds it"
             raise _refusal("model", rule, remedy, _kind(model))
+        check_undistributed(model)
         return model
 
     return made
+
+
+_WRAPPERS = (
+    "deepspeed.runtime.engine",
+    "torch.distributed.fsdp",
+    "torch.nn.parallel.data_parallel",
+    "torch.nn.parallel.distributed",
+)
+"""Modules of classes that divide a model's work among ranks."""
+
+
+def check_undistributed(model: nn.Module) -> None:
+    """ConfigError if another library divides its work among the ranks, which this run will do."""
+    for name, module in model.named_modules():
+        if any(kind.__module__.startswith(_WRAPPERS) for kind in type(module).__mro__):
+            rule = "is distributed already, and gradients would be summed twice, in any order"
+            remedy = "pass the plain module, without accelerator.prepare or DistributedDataParallel"
+            raise _refusal(f"model.{name}".rstrip("."), rule, remedy, _kind(module))
 
 
 def check_model(model: nn.Module, num_ranks: int) -> None:
@@ -143,6 +172,20 @@ def check_prepared(model: Any, optimizer: Any, train: Any, config: Any, stateful
     ]
     if wrong:
         raise ConfigError(wrong)
+
+
+def check_plain(**given: Any) -> None:
+    """ConfigError for what Accelerate has prepared: it would be divided among the ranks twice.
+
+    Its scheduler steps once per process, and its DataLoader yields every n-th batch.
+    """
+    for where, value in given.items():
+        several = value.values() if isinstance(value, Mapping) else value
+        for one in several if isinstance(value, (Mapping, list, tuple)) else [value]:
+            if type(one).__module__.partition(".")[0] == "accelerate":
+                rule = "comes from accelerator.prepare, which divides the work among the ranks"
+                remedy = f"pass the {'dataset or DataLoader' if where == 'train' else where} itself"
+                raise _refusal(where, rule, remedy, _kind(one))
 
 
 def why_not_gathered(config: RunConfig, spread: ParallelModel) -> Problem | None:

@@ -94,6 +94,9 @@ def own_rate(
     if missing:
         remedy = "return a scheduler of torch.optim.lr_scheduler, or LRSchedule(scheduler, every=…)"
         raise _refusal(f"is not a scheduler: it has no {missing[0]}", remedy, kind)
+    if type(scheduler).__module__.partition(".")[0] == "accelerate":
+        rule = "comes from accelerator.prepare, which steps it once per process"
+        raise _refusal(rule, "pass torch's scheduler itself", kind)
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         remedy = "build it on the optimizer that the run uses"
         raise _refusal("was built on another optimizer", remedy, kind)

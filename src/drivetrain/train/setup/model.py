@@ -29,7 +29,7 @@ from drivetrain.record.session import earlier_directory
 from drivetrain.strategies.strategy import Profile, Strategy
 from drivetrain.train.contract import agree_on_sampler, agree_on_tensors
 from drivetrain.train.engine import Engine
-from drivetrain.train.refusals import check_model, checked
+from drivetrain.train.refusals import check_model, check_undistributed, checked
 from drivetrain.train.task import Task
 from drivetrain.train.weights.source import (
     NewModel,
@@ -56,6 +56,7 @@ def new_model(
     """Build the model, without weights if a rank holds only a part or they are set later."""
     if isinstance(task.model, Prebuilt):
         model = task.model()
+        check_undistributed(model)
         agree_on_tensors(model, world)  # gloo would abort on tensors of different sizes
         world.share_weights(model)
         return NewModel(model)

@@ -18,6 +18,10 @@ from drivetrain.parallel.parts import own_part
 from drivetrain.train.several.optimizers import kind_of, members
 
 _NOT_ZERO_GRAD = "remove optimizer.zero_grad() from the script, loop.step() does that"
+_CHANGE_ONCE = (
+    "set optimization.max_grad_norm and remove clip_grad_norm_, or change gradients once, after "
+    "the last micro-batch and before loop.step()"
+)
 
 
 class WatchedZeroGrad:
@@ -51,6 +55,8 @@ class Gradients:
         self._are_elsewhere = spread.engine_step is not None
         self._seen: torch.Tensor | None = None
         """A weight that had a gradient after the last backward."""
+        self._seen_version = 0
+        """torch's count of the in-place changes of its gradient, after the last backward."""
         self._is_computed = False
         self._may_be_zero = False
         """Whether zero_grad was called since the last backward."""
@@ -68,6 +74,15 @@ class Gradients:
         self._is_computed, self._may_be_zero = True, False
         if self._seen is None or self._seen.grad is None:
             self._seen = self._first_with_one()
+        self._seen_version = self._version()
+
+    def before_next_micro_batch(self) -> None:
+        """ConfigError if the script changed gradients that the next micro-batch is added to."""
+        if self._may_be_zero or self._seen is None or self._seen.grad is None:
+            return  # perhaps cleared, and looked at before the next backward
+        if self._version() != self._seen_version:
+            rule = "were changed after a micro-batch that is not the step's last"
+            raise _refusal("gradients", rule, _CHANGE_ONCE)
 
     def before_step(self) -> None:
         """ConfigError if the step's gradients were cleared since backward."""
@@ -89,6 +104,11 @@ class Gradients:
     def forget(self) -> None:
         """Called with each step: the next one has its own gradients."""
         self._seen, self._is_computed, self._may_be_zero = None, False, False
+        self._seen_version = 0
+
+    def _version(self) -> int:
+        grad = None if self._seen is None else self._seen.grad
+        return 0 if grad is None else own_part(grad)._version  # noqa: SLF001 - torch has no other
 
     def _note_zero_grad(self) -> None:
         self._may_be_zero = self._is_computed
