@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -8,12 +9,21 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from drivetrain.config import RunConfig, load_config, resolve
-from drivetrain.config.keys import _OF_OTHER_TOOLS, flatten, leaf_keys, nearest_key, unflatten
+from drivetrain.config.keys import (
+    _OF_OTHER_TOOLS,
+    flatten,
+    leaf_keys,
+    nearest_key,
+    unflatten,
+    walk_fields,
+)
 from drivetrain.config.load import value_problems
 from drivetrain.config.rules import RULES
 from drivetrain.core.errors import ConfigError
+from drivetrain.core.section import Section
 
 GOOD = ["global_batch_size=64", "max_steps=10"]
 
@@ -380,6 +390,55 @@ def test_however_large_a_batch_is_the_answer_comes_at_once(whole: int) -> None:
     (said,) = problems(f"global_batch_size={whole}", "micro_batch_size=7", "max_steps=1")
     assert time.perf_counter() - began_s < 1
     assert f"does not divide global_batch_size = {whole}; use one of" in said
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("max_steps=yes", "max_steps = true: must be a whole number"),
+        ("global_batch_size=true", "global_batch_size = true: must be a whole number"),
+        ("micro_batch_size=on", "micro_batch_size = true: must be a whole number or 'auto'"),
+        ("checkpoint.every_steps=off", "checkpoint.every_steps = false: must be a whole number"),
+        ("checkpoint.keep_every=true", "checkpoint.keep_every = true: must be a whole number"),
+        ("optimization.learning_rate=yes", "optimization.learning_rate = true: must be a number"),
+        ("optimization.momentum=false", "optimization.momentum = false: must be a number"),
+    ],
+)
+def test_true_and_false_are_no_numbers(word: str, expected: str, tmp_path: Path) -> None:
+    key, _, said = word.partition("=")
+    lines = {"global_batch_size": "64", "max_steps": "10", key: said}
+    file = tmp_path / "run.yaml"
+    file.write_text("".join(f"{each}: {value}\n" for each, value in lines.items()))
+    for words in ([*GOOD, word], ["--config", str(file)]):
+        (problem,) = problems(*words)
+        assert problem.startswith(expected)
+
+
+def test_no_number_of_any_section_takes_true() -> None:
+    numbers = [
+        key
+        for key, field in walk_fields()
+        if re.search(r"\b(int|float)\b", repr(field)) and "bool" not in repr(field)
+    ]
+    assert len(numbers) > 50
+    taken = [key for key in numbers if not value_problems({key: True})]
+    assert taken == []
+
+
+def test_true_inside_a_list_of_numbers_is_refused() -> None:
+    class Points(Section):
+        """Numbers within something else."""
+
+        at: dict[str, tuple[float, float]] = {}
+
+    assert Points.model_validate({"at": {"a": [0, 1]}}).at == {"a": (0.0, 1.0)}
+    with pytest.raises(ValidationError, match="valid number"):
+        Points.model_validate({"at": {"a": [0, True]}})
+
+
+def test_true_is_no_number_in_a_script_either() -> None:
+    with pytest.raises(ConfigError, match="max_steps = true: must be a whole number"):
+        resolve({"global_batch_size": 8, "max_steps": True})
 
 
 def test_the_nearest_divisors_are_found_below_and_above() -> None:
