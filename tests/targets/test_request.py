@@ -97,6 +97,12 @@ def test_a_launch_file_holds_flags_and_flags_win(desk: Path) -> None:
     )
 
 
+def test_a_key_of_a_launch_file_that_is_set_twice_is_named(desk: Path) -> None:
+    (desk / "launch.yaml").write_text("on: slurm\nnodes: 4\non: hosts\n")
+    with pytest.raises(ConfigError, match="launch.yaml: on is set on line 1 and on line 3; remove"):
+        read("--launch-file launch.yaml train.py")
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -38,6 +38,13 @@ def test_yaml_and_python_say_the_same(tmp_path: Path) -> None:
     assert isinstance(space.parameters["optimization.warmup_steps"], Int)
 
 
+def test_a_key_of_a_space_that_is_set_twice_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "space.yaml"
+    file.write_text("parameters:\n  seed: {low: 1, high: 3}\n  seed: {low: 1, high: 9}\n")
+    with pytest.raises(ConfigError, match="seed is set on line 2 and on line 3; remove one"):
+        read_space(file)
+
+
 def test_conditions_and_constraints() -> None:
     space = from_dict(__import__("yaml").safe_load(YAML))
     assert not space.is_active("optimization.momentum", {"optimization.optimizer": "adamw"})

@@ -22,6 +22,7 @@ from drivetrain.config.keys import (
 )
 from drivetrain.config.load import value_problems
 from drivetrain.config.rules import RULES
+from drivetrain.core import set_once
 from drivetrain.core.errors import ConfigError
 from drivetrain.core.section import Section
 
@@ -418,7 +419,7 @@ def test_no_number_of_any_section_takes_true() -> None:
     numbers = [
         key
         for key, field in walk_fields()
-        if re.search(r"\b(int|float)\b", repr(field)) and "bool" not in repr(field)
+        if re.search(r"\b(int|float)\b|Literal\[\d", repr(field)) and "bool" not in repr(field)
     ]
     assert len(numbers) > 50
     taken = [key for key in numbers if not value_problems({key: True})]
@@ -429,7 +430,7 @@ def test_true_inside_a_list_of_numbers_is_refused() -> None:
     class Points(Section):
         """Numbers within something else."""
 
-        at: dict[str, tuple[float, float]] = {}
+        at: dict[str, tuple[float, float]]
 
     assert Points.model_validate({"at": {"a": [0, 1]}}).at == {"a": (0.0, 1.0)}
     with pytest.raises(ValidationError, match="valid number"):
@@ -450,6 +451,33 @@ def test_broken_yaml_is_located(tmp_path: Path) -> None:
     file = tmp_path / "broken.yaml"
     file.write_text("seed: 1\n  max_steps: [\n")
     assert "not YAML at line 2" in problems("--config", str(file))[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("seed: 1\nmax_steps: 2\nseed: 3\n", "seed is set on line 1 and on line 3"),
+        (
+            "data:\n  shuffle: true\nseed: 1\ndata:\n  num_workers: 2\n",
+            "data is set on line 1 and on line 4",
+        ),
+        (
+            "data: {shuffle: true, shuffle: false}\n",
+            "shuffle is set twice on line 1",
+        ),
+    ],
+)
+def test_a_key_that_is_set_twice_is_named(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "twice.yaml"
+    file.write_text(text)
+    (problem,) = problems("--config", str(file))
+    assert problem.endswith(f"twice.yaml: {said}; remove one of the two")
+
+
+def test_a_key_over_a_merged_one_is_not_twice() -> None:
+    two = "a: &a {x: 1, y: 1}\nb: &b\n  <<: *a\n  x: 2\nc:\n  <<: *b\n  x: 3\n"
+    read = yaml.load(two, set_once.SafeLoader)  # noqa: S506 - a SafeLoader
+    assert read["c"] == {"x": 3, "y": 1}
 
 
 def test_a_section_with_nothing_under_it_says_nothing(tmp_path: Path) -> None:

@@ -356,6 +356,13 @@ def test_an_unknown_key_names_the_nearest(tmp_path: Path) -> None:
         load_cluster(str(path))
 
 
+def test_a_key_of_cluster_yaml_that_is_set_twice_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("device: h100\nnodes: 4\nnodes: 8\n")
+    with pytest.raises(ConfigError, match="nodes is set on line 2 and on line 3; remove one"):
+        load_cluster(str(path))
+
+
 def test_a_run_that_strays_says_so() -> None:
     plan = {"plans": [{"step_s": {"total": 0.1}, "memory_bytes": {"total": 1e9}}]}
     assert not compare(plan, 0.11, None)["strays"]

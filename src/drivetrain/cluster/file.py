@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 from drivetrain.cluster.catalogue import Catalogue, DeviceEntry, LinkEntry, catalogue
 from drivetrain.cluster.description import Cluster, Device, Link
 from drivetrain.cluster.exchange import link_entry
+from drivetrain.core import set_once
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.hints import nearest
 from drivetrain.core.section import Section
@@ -124,7 +125,8 @@ def cluster_from(given: ClusterFile, name: str = "") -> Cluster:
 
 def _read(path: Path) -> ClusterFile:
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        text = path.read_text(encoding="utf-8")
+        document = yaml.load(text, set_once.SafeLoader) or {}  # noqa: S506 - a SafeLoader
         return ClusterFile.model_validate(document)
     except FileNotFoundError as error:
         if str(path) == DEFAULT:
@@ -142,6 +144,8 @@ def _read(path: Path) -> ClusterFile:
         raise _refused(str(path), "no such file", remedy) from error
     except OSError as error:
         raise _refused(str(path), error.strerror or str(error), "give a file") from error
+    except set_once.SetTwice as error:
+        raise _refused(str(path), str(error), set_once.REMEDY) from error
     except yaml.YAMLError as error:
         raise _refused(str(path), f"not YAML ({error})", "fix the YAML") from error
     except ValidationError as error:

@@ -25,6 +25,7 @@ from drivetrain.config.provenance import (
 )
 from drivetrain.config.rules import broken_rules
 from drivetrain.config.schema import RunConfig
+from drivetrain.core import set_once
 from drivetrain.core.bounded import parse_yaml, read_text
 from drivetrain.core.deprecation import CONFIG_KEYS, warn_renamed
 from drivetrain.core.errors import ConfigError, DamagedRun, Problem
@@ -34,7 +35,7 @@ from drivetrain.core.redaction import REMOVED
 from drivetrain.core.traits import known_as
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(set_once.SafeLoader):
     """Safe YAML without dates: a name such as 2024-01-05 is text."""
 
 
@@ -131,6 +132,8 @@ def _read(file: Path) -> tuple[_Said, list[Problem]]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         return {}, [Problem("--config", reason, "give the path of a YAML file", str(file))]
+    except set_once.SetTwice as error:
+        return {}, [Problem("--config", str(error), set_once.REMEDY, str(file))]
     except yaml.YAMLError as error:
         return {}, [Problem("--config", _yaml_reason(error), "fix the YAML", str(file))]
     if not isinstance(document, dict):

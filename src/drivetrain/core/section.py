@@ -26,8 +26,9 @@ class Section(BaseModel):
 @cache
 def _is_number(section: type[BaseModel], key: str) -> bool:
     """Whether a key's values are numbers, or are made of them, and are never true or false."""
-    kinds = set(_kinds(section.model_fields[key].annotation))
-    return bool(kinds & {int, float}) and bool not in kinds
+    kinds = list(_kinds(section.model_fields[key].annotation))
+    has_number = any(kind in (int, float) or type(kind) is int for kind in kinds)  # Literal[1, 2]
+    return has_number and bool not in kinds
 
 
 def _kinds(annotation: Any) -> Iterator[Any]:

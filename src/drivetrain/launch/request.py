@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from drivetrain.core import set_once
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.flags import AFTER_SCRIPT, ALIASES, last_value
 from drivetrain.launch.command import (
@@ -186,7 +187,9 @@ def _from_file(path: str | None) -> Iterator[str]:
     if path is None:
         return
     try:
-        content = yaml.load(Path(path).read_text(), yaml.BaseLoader) or {}  # noqa: S506 - it makes strings only
+        content = yaml.load(Path(path).read_text(), set_once.TextLoader) or {}  # noqa: S506 - it makes strings only
+    except set_once.SetTwice as error:
+        raise ConfigError([Problem("--launch-file", str(error), set_once.REMEDY, path)]) from None
     except (OSError, yaml.YAMLError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(

@@ -25,6 +25,7 @@ import yaml
 
 from drivetrain.config.keys import leaf_keys, walk_fields
 from drivetrain.config.load import value_problems
+from drivetrain.core import set_once
 from drivetrain.core.bounded import parse_yaml, read_text
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.tune.constraints import holds, keys_of
@@ -138,7 +139,9 @@ def read_space(path: str | Path) -> Space:
             return from_dict({"parameters": found})
         raise _wrong("--space", "has no SPACE", "write SPACE = Space({key: Float(…)})", str(path))
     try:
-        return from_dict(parse_yaml(read_text(file)))
+        return from_dict(parse_yaml(read_text(file), set_once.SafeLoader))
+    except set_once.SetTwice as error:
+        raise _wrong("--space", str(error), set_once.REMEDY, str(path)) from None
     except (yaml.YAMLError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise _wrong("--space", f"not YAML ({reason})", "fix the file", str(path)) from None
