@@ -92,3 +92,8 @@ def test_members_are_one_ssh_each_and_survive_the_file(tmp_path: Path) -> None:
         " --run-dir=/shared/run --grace-period=30"
         """ --local-addr=10.0.0.2 train.py -- --title 'it'"'"'s mine'""",
     )
+
+
+def test_a_folder_is_no_hosts_file_and_is_not_to_be_removed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r": a folder, not a file; give a file$"):
+        read_hosts(tmp_path)

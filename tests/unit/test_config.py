@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ from drivetrain.config.keys import (
 from drivetrain.config.load import value_problems
 from drivetrain.config.rules import RULES
 from drivetrain.core import set_once
+from drivetrain.core.bounded import NotAFile, read_text
 from drivetrain.core.errors import ConfigError
 from drivetrain.core.section import Section
 
@@ -471,13 +473,21 @@ def test_a_key_that_is_set_twice_is_named(text: str, said: str, tmp_path: Path) 
     file = tmp_path / "twice.yaml"
     file.write_text(text)
     (problem,) = problems("--config", str(file))
-    assert problem.endswith(f"twice.yaml: {said}; remove one of the two")
+    assert problem.endswith(f": {said}; remove one of the two")
 
 
 def test_a_key_over_a_merged_one_is_not_twice() -> None:
     two = "a: &a {x: 1, y: 1}\nb: &b\n  <<: *a\n  x: 2\nc:\n  <<: *b\n  x: 3\n"
     read = yaml.load(two, set_once.SafeLoader)  # noqa: S506 - a SafeLoader
     assert read["c"] == {"x": 3, "y": 1}
+
+
+def test_a_folder_is_not_to_be_removed(tmp_path: Path) -> None:
+    (problem,) = problems("--config", str(tmp_path))
+    assert problem.endswith(": a folder, not a file; give the path of a YAML file")
+    with pytest.raises(NotAFile, match=r": a folder, not a file; .*: move it away$") as caught:
+        read_text(tmp_path)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301 - our own
 
 
 def test_a_section_with_nothing_under_it_says_nothing(tmp_path: Path) -> None:

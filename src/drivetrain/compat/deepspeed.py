@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from drivetrain.core.bounded import read_text
+from drivetrain.core.bounded import NotAFile, read_text
 from drivetrain.core.errors import ConfigError, DamagedRun, Problem
 
 
@@ -35,7 +35,7 @@ def _read(path: str | Path | None) -> dict[str, Any]:
     try:
         contents = json.loads(read_text(Path(path)))
     except (OSError, ValueError, DamagedRun) as error:
-        reason = str(error).splitlines()[0]
+        reason = error.rule if isinstance(error, NotAFile) else str(error).splitlines()[0]
         raise ConfigError([Problem("config", reason, "give a JSON file", str(path))]) from None
     if not isinstance(contents, dict):
         rule, remedy = "is not a JSON object", '{"zero_optimization": …}'

@@ -26,7 +26,7 @@ from drivetrain.config.provenance import (
 from drivetrain.config.rules import broken_rules
 from drivetrain.config.schema import RunConfig
 from drivetrain.core import set_once
-from drivetrain.core.bounded import parse_yaml, read_text
+from drivetrain.core.bounded import NotAFile, parse_yaml, read_text
 from drivetrain.core.deprecation import CONFIG_KEYS, warn_renamed
 from drivetrain.core.errors import ConfigError, DamagedRun, Problem
 from drivetrain.core.flags import AFTER_SCRIPT, ALIASES
@@ -127,15 +127,8 @@ def _without_its_flag(file: str) -> Problem:
 def _read(file: Path) -> tuple[_Said, list[Problem]]:
     try:
         document = parse_yaml(read_text(file), _Loader) or {}
-    except DamagedRun as error:
-        return {}, [Problem("--config", str(error), "give the path of a YAML file", str(file))]
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        return {}, [Problem("--config", reason, "give the path of a YAML file", str(file))]
-    except set_once.SetTwice as error:
-        return {}, [Problem("--config", str(error), set_once.REMEDY, str(file))]
-    except yaml.YAMLError as error:
-        return {}, [Problem("--config", _yaml_reason(error), "fix the YAML", str(file))]
+    except (OSError, ValueError, DamagedRun, yaml.YAMLError) as error:
+        return {}, [Problem("--config", *_why_unreadable(error), str(file))]
     if not isinstance(document, dict):
         return {}, [
             Problem("--config", "contains no keys", "write key: value lines", str(file)),
@@ -146,6 +139,17 @@ def _read(file: Path) -> tuple[_Said, list[Problem]]:
         recorded, document = document["sources"], document["config"]
     values = flatten({str(key): value for key, value in document.items()})
     return said_by_file(values, file, recorded if isinstance(recorded, dict) else {}), []
+
+
+def _why_unreadable(error: Exception) -> tuple[str, str]:
+    """Return the rule that a file breaks, and what to do."""
+    if isinstance(error, set_once.SetTwice):
+        return str(error), set_once.REMEDY
+    if isinstance(error, yaml.YAMLError):
+        return _yaml_reason(error), "fix the YAML"
+    if isinstance(error, NotAFile):
+        return error.rule, "give the path of a YAML file"
+    return getattr(error, "strerror", None) or str(error), "give the path of a YAML file"
 
 
 def _yaml_reason(error: yaml.YAMLError) -> str:

@@ -27,6 +27,21 @@ _MOST_NODES = 20_000
 _MOST_LEVELS = 64
 
 
+class NotAFile(DamagedRun):
+    """What a path names is a folder or a device; `rule` is for the errors of the user's own files.
+
+    In a run's directory it is somebody's mistake, and perhaps a large folder of theirs: they are
+    told to move it, not to delete it.
+    """
+
+    def __init__(self, path: str, kind: str) -> None:
+        super().__init__(path, kind)  # the arguments as they are: errors travel between processes
+        self.path, self.rule = path, f"{kind}, not a file"
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.rule}; Drivetrain did not create it: move it away"
+
+
 def read_bytes(
     path: str | os.PathLike[str],
     start: int = 0,
@@ -35,13 +50,13 @@ def read_bytes(
 ) -> bytes:
     """Return the bytes of a regular file, or of a part; nothing past its end. May raise OSError.
 
-    DamagedRun if it is not a regular file, or if more than `most` bytes would be read.
+    NotAFile if it is not a regular file, DamagedRun if more than `most` bytes would be read.
     """
     descriptor = os.open(path, _FLAGS)
     try:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):
-            raise DamagedRun(f"{os.fspath(path)}: {_kind(facts.st_mode)}, not a file; remove it")
+            raise NotAFile(os.fspath(path), _kind(facts.st_mode))
         there = max(0, facts.st_size - start)
         wanted = there if length is None else min(there, length)
         if wanted > most:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from drivetrain._version import __version__
-from drivetrain.core.bounded import read_text
+from drivetrain.core.bounded import NotAFile, read_text
 from drivetrain.core.errors import ConfigError, DamagedRun, EnvironmentProblem, Problem
 from drivetrain.launch.coordinator import coordinated
 from drivetrain.launch.coordinator.member import FILE, Member, Members, with_stdin_watchdog
@@ -55,6 +55,8 @@ def read_hosts(path: Path) -> tuple[SshMachine, ...]:
     """Read the hosts file; ConfigError with all its problems."""
     try:
         lines = read_text(path).splitlines()
+    except NotAFile as error:
+        raise ConfigError([Problem("--hosts", error.rule, "give a file", str(path))]) from None
     except (OSError, ValueError, DamagedRun) as error:
         reason = getattr(error, "strerror", None) or f"cannot be read ({error})"
         problem = Problem("--hosts", reason, "give a file", str(path))
