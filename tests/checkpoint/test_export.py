@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from drivetrain.checkpoint.export import Exported, SharedExport, export_weights
 from drivetrain.checkpoint.manifest import DamagedCheckpoint
 from drivetrain.checkpoint.storage import LocalStorage
 from drivetrain.checkpoint.weight_files import INDEX
+from drivetrain.cli import checkpoint as verbs
 from drivetrain.core.errors import ConfigError
 from tests.checkpoint.parts import DATA, tensors, written
 
@@ -101,6 +104,48 @@ def test_what_cannot_be_exported_as_asked_says_why(tmp_path: Path) -> None:
         export_weights(store, manifest, tmp_path / "there")
     assert str(caught.value).startswith("target = ")
     assert str(caught.value).endswith(": already exists; remove it, or choose another name")
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "said"),
+    [
+        ("auto", "gpt.safetensors", "gpt for the folder, or {folder}/gpt.pt for a file"),
+        ("safetensors", "gpt.bin", "gpt for the folder, or {folder}/gpt.pt for a file"),
+    ],
+)
+def test_a_folder_does_not_get_the_name_of_a_file(
+    tmp_path: Path, form: Any, name: str, said: str
+) -> None:
+    written(tmp_path / "run", tensors())
+    target = tmp_path / name
+    with pytest.raises(ConfigError) as caught:
+        verbs.export(str(tmp_path / "run"), str(target), None, 5.0, form)
+    assert "the name of a file, but a folder is written" in str(caught.value)
+    assert str(caught.value).endswith(said.format(folder=tmp_path))
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("inside", ["gpt.pt", "new/gpt.pt", "new/gpt"])
+def test_a_target_that_cannot_be_written_is_named(tmp_path: Path, inside: str) -> None:
+    written(tmp_path / "run", tensors())
+    (tmp_path / "file").touch()
+    target = str(tmp_path / "file" / inside)
+    with pytest.raises(
+        ConfigError, match=r"^TARGET = .*: cannot be written \(.*\); choose a place"
+    ):
+        verbs.export(str(tmp_path / "run"), target, None, 5.0)
+
+
+def test_a_full_disk_is_no_fault_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    written(tmp_path / "run", tensors())
+    monkeypatch.setattr(export, "export_weights", full)
+    with pytest.raises(ConfigError, match="cannot be written \\(No space left on device\\)"):
+        verbs.export(str(tmp_path / "run"), str(tmp_path / "gpt"), None, 5.0)
 
 
 @pytest.mark.parametrize("name", ["gpt", "gpt.pt"])

@@ -122,6 +122,7 @@ def test_a_flag_of_the_launcher_that_the_script_gets_is_told(tmp_path: Path) -> 
     ("words", "said"),
     [
         (["status"], "RUN: not given; run drivetrain status --help"),
+        (["compare", "runs/one"], "OTHER_RUN: not given; run drivetrain compare --help"),
         (["status", "a", "b", "c"], "b c: not expected; run drivetrain status --help"),
         (["status", "--foo", "x"], "--foo: unknown option; run drivetrain status --help"),
         (["--foo"], "--foo: unknown option; run drivetrain --help"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import time
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from drivetrain.checkpoint.export import Form
 
 _SHOWN_DIFFERENCES = 40
+_FILE_ENDINGS = (".safetensors", ".bin", ".pth", ".ckpt")
+"""Endings that people give to one file of weights."""
 
 
 def ls(address: str, *, as_json: bool) -> int:
@@ -56,6 +59,7 @@ def export(
     """Write the weights as files for other libraries."""
     from drivetrain.checkpoint.export import export_weights
 
+    _check_name(target, form)
     located = locate(address)
     if best and step is not None:
         rule, remedy = "conflicts with --best", "give one of the two"
@@ -71,6 +75,11 @@ def export(
         )
     except DamagedCheckpoint as error:
         raise damaged(manifest.folder, error) from error
+    except OSError as error:
+        if not _is_about(error, Path(target)):
+            raise
+        rule, remedy = f"cannot be written ({error.strerror})", "choose a place that you can write"
+        raise ConfigError([Problem("TARGET", rule, remedy, target)]) from error
     files = f" ({done.files[0] if len(done.files) == 1 else f'{len(done.files)} files'})"
     if done.files == (Path(target).name,):  # the target is the file
         files = ""
@@ -81,6 +90,25 @@ def export(
         f"{target}{files}"
     )
     return 0
+
+
+def _check_name(target: str, form: Form) -> None:
+    """Refuse a file's name for what will be a folder."""
+    path = Path(target)
+    if form == "pt" or path.suffix not in _FILE_ENDINGS:
+        return
+    rule = "the name of a file, but a folder is written, with model.safetensors in it"
+    remedy = f"write {path.with_suffix('')} for the folder, or {path.with_suffix('.pt')} for a file"
+    raise ConfigError([Problem("TARGET", rule, remedy, target)])
+
+
+def _is_about(error: OSError, target: Path) -> bool:
+    """Whether an error was raised while writing the target, not while reading the checkpoint."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        return True
+    at = Path(str(error.filename or ""))
+    partial = f".{target.name}."  # the beginning of the name that the target has until it is whole
+    return at in (target, *target.parents) or any(each.startswith(partial) for each in at.parts)
 
 
 def diff(here: str, there: str, *, as_json: bool) -> int:

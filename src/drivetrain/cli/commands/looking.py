@@ -79,7 +79,7 @@ def report(
 @verbs.command()
 def compare(
     run: RunAddress,
-    other: Annotated[str, typer.Argument(metavar="RUN", help="The run to compare with.")],
+    other: Annotated[str, typer.Argument(metavar="OTHER_RUN", help="The run to compare with.")],
     output: Annotated[
         str | None,
         typer.Option("--output", "-o", help="Also write an HTML page with overlaid curves."),
