@@ -140,7 +140,8 @@ def test_a_batch_that_does_not_divide_is_answered_with_ones_that_do() -> None:
 
 def test_the_plan_reads_like_a_sentence() -> None:
     assert str(BatchPlan(64, 4, 3, 100)) == (
-        "64 samples a step = micro-batch 4 × accumulation 6 × 3 ranks (2 of 18 slots idle)"
+        "64 samples a step = micro-batch 4 × accumulation 6 × 3 ranks "
+        "(2 of these 18 micro-batches are empty)"
     )
 
 

@@ -131,6 +131,8 @@ def test_the_verb_shows_it_and_gives_it_to_programs(tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     for text in ("gpt  failed  step 10 of 20", "rank 1: killed by signal 9", "goodput 25.0%"):
         assert text in shown.output
+    assert "latest: loss 0.5000, 64.0 samples/s" in shown.output
+    assert "last heartbeat" in shown.output
     assert "cost 0.40, of which 0.30 was not productive" in shown.output
     document = json.loads(
         CliRunner().invoke(app, ["status", str(tmp_path / "gpt"), "--json"]).output

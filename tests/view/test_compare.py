@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from drivetrain.record.ledger import LABELS
 from drivetrain.view.compare import Row, change_text, compare_runs
 from drivetrain.view.page import compare_page
+from drivetrain.view.palette import words
 from drivetrain.view.series import make_series
+from drivetrain.view.summary import key_figures
 from drivetrain.view.terminal.screen import show_comparison
 from tests.view.runs import ledger, run_view
 
@@ -53,6 +56,13 @@ def test_last_values_and_classes_stand_side_by_side() -> None:
     assert times["goodput"].there == "80.0%"
 
 
+def test_report_and_status_use_the_same_words() -> None:
+    assert words("start_up") == LABELS["start_up"]
+    rates = make_series("throughput/samples_per_sec", [1, 2, 3], [10.0, 40.0, 30.0])
+    shown = dict(key_figures(run_view(scalars={"throughput/samples_per_sec": rates})))
+    assert shown["samples/s, median"] == "30.0"
+
+
 def test_times_of_one_row_have_one_unit() -> None:
     here, there = ledger(productive=24.0, data_wait=0.153), ledger(productive=24.0, data_wait=6.4)
     found = compare_runs(run_view(ledger=here), run_view(ledger=there))
@@ -80,7 +90,11 @@ def test_a_last_loss_that_is_no_number_is_not_mistaken_for_a_missing_one() -> No
         (1.0, 1.042, "+4.2%"),
         (2.0, 1.9, "-5.0%"),
         (1.0, 3.1, "×3.1"),
-        (1.0, 1.00001, "+1.0e-05"),
+        (1.0, 1.00001, "+0.001%"),
+        (1.0, 1.0 - 5.4e-5, "-0.0054%"),
+        (1.0, 1.0 + 1e-12, "below 0.0001%"),
+        (2.0, 10_960.0, "×5,480"),
+        (10_960.0, 2.0, "÷5,480"),
         (0.0, 1.0, ""),
         (float("nan"), 1.0, ""),
     ],

@@ -126,13 +126,13 @@ def figures(found: RunStatus) -> list[str]:
     if found.mfu is not None:
         rates.append(f"MFU {found.mfu:.1%}")
     if rates:
-        lines.append(", ".join(rates))
+        lines.append(f"latest: {', '.join(rates)}")
     ledger = found.ledger
     if ledger.wall_s > 0:
         ago = readable_duration(max(0.0, time.time() - ledger.end_s))
         lines.append(
             f"goodput {ledger.goodput:.1%} of {readable_duration(ledger.wall_s)}, "
-            f"last sign of life {ago} ago"
+            f"last heartbeat {ago} ago"
         )
     if found.money is not None:
         lost = found.money.spent - found.money.productive

@@ -206,7 +206,8 @@ class BatchPlan:
 
     def __str__(self) -> str:
         idle = self.num_idle_turns
-        note = f" ({idle} of {idle + self.num_micro_batches} slots idle)" if idle else ""
+        turns = idle + self.num_micro_batches
+        note = f" ({idle} of these {turns} micro-batches are empty)" if idle else ""
         return (
             f"{self.global_batch_size} samples a step = micro-batch {self.micro_batch_size} × "
             f"accumulation {self.accumulation} × {self.num_ranks} "

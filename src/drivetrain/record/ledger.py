@@ -56,7 +56,7 @@ class Ledger:
 
     @property
     def wall_s(self) -> float:
-        """Seconds from the first command to the last sign of life, except those between runs."""
+        """Seconds from the first command to the last heartbeat, except those between runs."""
         return self.end_s - self.start_s - self.between_runs_s
 
     @property

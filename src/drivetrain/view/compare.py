@@ -64,7 +64,7 @@ def compare_runs(here: RunView, there: RunView) -> RunComparison:
 
 
 def change_text(here: float, there: float) -> str:
-    """Return '+4.2%', 'the same' or '×3.1'; empty if a ratio is meaningless."""
+    """Return '+4.2%', 'the same', '×3.1' or '÷5,000'; empty if a ratio is meaningless."""
     if not (math.isfinite(here) and math.isfinite(there)):
         return ""
     if here == there:
@@ -73,8 +73,15 @@ def change_text(here: float, there: float) -> str:
         return ""
     ratio = there / here
     if ratio >= 2 or ratio <= 0.5:
-        return f"×{ratio:.3g}"
-    return f"{ratio - 1:+.1%}" if abs(ratio - 1) >= 5e-4 else f"{ratio - 1:+.1e}"
+        return f"×{ratio:.3g}" if 0.001 <= ratio < 1000 else _large_ratio(ratio)
+    change = ratio - 1
+    if abs(change) >= 5e-4:
+        return f"{change:+.1%}"
+    return f"{100 * change:+.2g}%" if abs(change) >= 1e-6 else "below 0.0001%"
+
+
+def _large_ratio(ratio: float) -> str:
+    return f"×{ratio:,.0f}" if ratio > 1 else f"÷{1 / ratio:,.0f}"
 
 
 def _differing(here: Mapping[str, str], there: Mapping[str, str]) -> list[Row]:

@@ -51,7 +51,11 @@ def css_of(name: str) -> str:
 
 def words(name: str) -> str:
     """Return the label of a meaning: data_wait → 'data wait'."""
-    known = {"start_up": "start-up", "redone": "redone work", "checkpoint": "checkpoint stall"}
+    known = {
+        "start_up": "start-up, shut-down",
+        "redone": "redone work",
+        "checkpoint": "checkpoint stall",
+    }
     return known.get(name, name.replace("_", " "))
 
 

@@ -63,7 +63,7 @@ class LedgerView:
     seconds: Mapping[str, float]
     """Seconds by class, in the ledger's order; they add up to the wall clock."""
     edges_s: Floats
-    """Bins from the first command to the last sign of life, from 0."""
+    """Bins from the first command to the last heartbeat, from 0."""
     over_time: Mapping[str, Floats]
     """Seconds of each class in each bin."""
     between_runs_s: float = 0.0

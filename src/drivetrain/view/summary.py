@@ -33,7 +33,7 @@ def key_figures(run: RunView) -> list[tuple[str, str]]:
     for name, unit in _RATES:
         rate = typical(run, name)
         if rate is not None:
-            shown.append((unit, readable_rate(rate)))
+            shown.append((f"{unit}, median", readable_rate(rate)))
             break
     if run.attempts:
         shown.append(("ranks", f"{run.attempts[-1].num_ranks:,}"))
