@@ -41,6 +41,7 @@ from drivetrain.train.setup.model import (
     spread_model,
 )
 from drivetrain.train.setup.optimizer import set_up_optimizer
+from drivetrain.train.setup.schedule_length import note_on_schedule_length
 from drivetrain.train.task import Task
 
 
@@ -121,7 +122,13 @@ def assemble(
     spread = spread_model(task, new, strategy, world, config, source, plan)
     optimizing = set_up_optimizer(task, resolved, spread, world, total_steps)
     resolved = optimizing.resolved
-    notes += warnings + optimizing.warnings
+    notes += (
+        warnings
+        + optimizing.warnings
+        + note_on_schedule_length(
+            optimizing.rate, config, plan, total_steps, world.identity.world_size
+        )
+    )
     made |= optimizing.terms
     engine = engine_for(config, world, spread, optimizing.optimizer, optimizing.rate, total_steps)
     if sharers is not None:

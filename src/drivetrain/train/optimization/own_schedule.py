@@ -125,6 +125,11 @@ class OwnRate(LearningRate):
         return self._schedule.occasion
 
     @property
+    def scheduler(self) -> Any:
+        """The user's scheduler."""
+        return self._scheduler
+
+    @property
     def name(self) -> str:
         """Name of the scheduler's class."""
         return type(self._scheduler).__name__
