@@ -174,6 +174,10 @@ class KeptLoop(OwnRecords, OwnWeights):
         """Evaluations made before the loop began."""
         self._gradients = Gradients(self._engine.optimizer, self._engine.spread)
         self._updates = Updates(self._engine.optimizer, self._engine.spread)
+        self._inner = self._engine.spread.inner
+        """The user's own module, whose mode applies whatever wraps it."""
+        self._may_say_eval = True
+        """Whether a model that is trained in eval mode has not been announced yet."""
 
     @property
     def model(self) -> Any:
@@ -312,6 +316,8 @@ class KeptLoop(OwnRecords, OwnWeights):
         if self._micro is None:
             raise RuntimeError("call backward() inside `for batch in step`, once per batch")
         check_loss(loss)
+        if not self._inner.training:
+            self._say_eval("the model")
         if self._looks_at_losses:
             self._check(split(loss)[0])
         self._gradients.before_backward()
@@ -320,11 +326,27 @@ class KeptLoop(OwnRecords, OwnWeights):
         self._gradients.after_backward()
         self._micro = None
 
+    @property
+    def _current(self) -> int:
+        """Number of the step under way, counted from 1."""
+        return self._at.step + 1
+
+    def _say_eval(self, which: str) -> None:
+        """Announce once that a model is trained in eval mode: it was in train mode at the start."""
+        if not self._may_say_eval:
+            return
+        self._may_say_eval = False
+        self._under_way("backward").reporter.say(
+            f"warning: {which} is in eval mode at backward in step {self._current}: it is "
+            "trained without dropout, and batch norm's statistics stay as they are; call "
+            "model.train() after an evaluation of your own (loop.evaluate does it)"
+        )
+
     def _check(self, loss: Loss) -> None:
         value = (loss.sum if isinstance(loss, Total) else loss).item()
         if not math.isfinite(value):
             raise NonFiniteLoss(
-                f"train/loss = {value} at step {self._at.step + 1} on rank "
+                f"train/loss = {value} at step {self._current} on rank "
                 f"{self._engine.world.rank}: the loss is not finite; "
                 f"{for_any_cause(change_settings(self.assembly))}"
             )

@@ -144,6 +144,11 @@ class SeveralLoop(KeptLoop):
         self._number, self._is_saved = self._at.step, False
         return _Passes(self, loop.micro_batches(turns))
 
+    @property
+    def _current(self) -> int:
+        """Number of the step under way, also after one of its models has made its own."""
+        return self._number + 1
+
     def _check_whole(self) -> None:
         if self._ready:
             name = sorted(self._ready)[0]
@@ -187,6 +192,8 @@ class SeveralLoop(KeptLoop):
             raise RuntimeError(f'call step("{name}") before the next backward(loss, "{name}")')
         self._refuse_after_save()
         check_loss(loss)
+        if not self._engines.by_name[name].spread.inner.training:
+            self._say_eval(f"the model {name}")
         if self._looks_at_losses:
             self._check(split(loss)[0])
         gradients = self._gradients_of[name]
