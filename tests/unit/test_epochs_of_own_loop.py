@@ -122,3 +122,27 @@ def test_before_a_step_none_has_ended(config: dict[str, Any]) -> None:
 def test_a_stream_cannot_tell_before_the_next_one_begins(config: dict[str, Any]) -> None:
     with pytest.raises(RuntimeError, match="compare loop.epoch with the previous step's"):
         ends(config, Stream())
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_loop_over_epochs_around_it_is_told_that_one_call_covers_all(
+    config: dict[str, Any], capsys: pytest.CaptureFixture[str], leaves: bool
+) -> None:
+    config = {**config, "record": {"progress": "plain", "sinks": []}, "name": "kept"}
+    loop = prepare(lambda: nn.Linear(4, 2), None, data(), config)
+    seen = []
+    for epoch in range(3):
+        for step in loop.steps():
+            for x, y in step:
+                loop.backward(F.cross_entropy(loop.model(x), y))
+            loop.step()
+            seen.append(epoch)
+            if leaves and loop.ends_epoch:
+                break
+    assert seen == [0] * (3 if leaves else 9)
+    end = "step 3 (the script left its loop)" if leaves else "step 9"
+    said = f"warning: loop.steps() was called again after the run's end at {end}: it yields nothing"
+    shown = capsys.readouterr().out
+    assert shown.count(said) == 1
+    assert "already finished" not in shown
+    assert [path.name for path in Path(config["output_dir"]).iterdir()] == ["kept"]

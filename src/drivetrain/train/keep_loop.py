@@ -165,6 +165,8 @@ class KeptLoop(OwnRecords, OwnWeights):
         """Set once the loop has begun."""
         self._loop: Loop | None = None
         """Set while the loop is running."""
+        self._has_ended = False
+        """Whether the run is over: all of its steps are made, or the script left its loop."""
         self._micro: MicroBatch | None = None
         self._turns_are_done = False
         self._is_after_step = False
@@ -230,6 +232,9 @@ class KeptLoop(OwnRecords, OwnWeights):
 
         With several models, you can iterate over a step as often as you like.
         """
+        if self._has_ended:  # another attempt would only say that the run is finished
+            self._say_again()
+            return
         began_s, assembly, config = time.perf_counter(), self.assembly, self.assembly.config
         with (
             process_settings(config),
@@ -260,9 +265,21 @@ class KeptLoop(OwnRecords, OwnWeights):
                 if not is_left:
                     weights.write()
                 self._attempt.end()
+                self._has_ended = True
             finally:
                 self._loop = None
                 self.history.total_time = time.perf_counter() - began_s
+
+    def _say_again(self) -> None:
+        """Announce a second call of `steps`, as by a loop over epochs that was kept."""
+        why = f" ({self._at.stopped})" if self._at.stopped else ""
+        if self._attempt is None:
+            return
+        self._attempt.reporter.say_once(
+            f"warning: loop.steps() was called again after the run's end at step {self._at.step}"
+            f"{why}: it yields nothing; one call makes the steps of all epochs, so remove the loop "
+            "over epochs around it (`if loop.ends_epoch:` after loop.step() is an epoch's end)"
+        )
 
     def _on(self, event: str, *given: Any) -> None:  # noqa: ARG002 - a Trainer's hooks get it
         if event == "on_before_optimizer_step":
