@@ -65,6 +65,32 @@ def recorded(trainer: Trainer) -> tuple[bool, str]:
     return document["config"]["data"]["shuffle"], document["sources"][KEY]
 
 
+def test_a_start_says_that_a_loaders_batches_are_not_used(tmp_path: Path) -> None:
+    def line(source: Any, **said: Any) -> str:
+        said = {"global_batch_size": 4, "micro_batch_size": 2, **said}
+        assembly = fit(tmp_path, source, **said).assembly
+        assert assembly is not None
+        return "".join(note for note in assembly.notes if note.startswith("data: its DataLoader's"))
+
+    for source in (
+        data(),
+        DataLoader(data()),
+        DataLoader(data(), batch_size=2),
+        DataLoader(data(), batch_size=4, drop_last=True),
+        DataLoader(data(), sampler=RandomSampler(data(), replacement=True)),
+        DataLoader(Stream(), batch_size=3, drop_last=True),
+    ):
+        assert line(source, num_train_epochs=None) == "", source
+    said = "data: its DataLoader's {} not used: a step has {} samples, in micro-batches of {}"
+    sized, dropping = DataLoader(data(), batch_size=8), DataLoader(data(), 2, drop_last=True)
+    assert line(sized) == said.format("batch_size=8 is", 4, 2)
+    last = "; an epoch's last step has 4"
+    sizes = {"global_batch_size": 6, "micro_batch_size": 2}
+    assert line(dropping, **sizes) == said.format("drop_last=True is", 6, 2) + last
+    both = DataLoader(data(), batch_size=5, drop_last=True)
+    assert line(both, **sizes) == said.format("batch_size=5 and drop_last=True are", 6, 2) + last
+
+
 def test_a_start_says_that_a_loader_reads_in_order_unless_the_config_did(tmp_path: Path) -> None:
     def says_so(source: Any, *words: str) -> bool:
         assembly = fit(tmp_path, source, *words).assembly

@@ -54,6 +54,10 @@ class Source:
     """The user's own sampler, in place of `shuffle`."""
     why_in_this_order: str = ""
     """What decides `shuffle` in place of the config's `data.shuffle`; empty if nothing does."""
+    loader_batch_size: int | None = None
+    """The DataLoader's own, which is not used; None without one."""
+    loader_drops_last: bool = False
+    """Whether the DataLoader has drop_last, which is not used."""
 
     def epoch_length(self, micro_batch_size: int) -> int | None:
         """Return the samples in an epoch, counting each batch of a batch sampler as full."""
@@ -143,6 +147,8 @@ def source_from(data: Any, config: Data, name: str = "data") -> Source:
             shuffle=order is True,
             sampler=order if isinstance(order, UserSampler) else None,
             why_in_this_order=_why(order, is_stream=length is None),
+            loader_batch_size=data.batch_size,
+            loader_drops_last=data.drop_last,
             collate=_collate(data, is_batched=is_batched),
             is_batched=is_batched,
             num_workers=max(config.num_workers, data.num_workers),

@@ -60,7 +60,25 @@ def choose_what_is_brought(
     """Record what the script brings in place of the config's keys; return lines about it."""
     resolved, notes = choose_order(resolved, source)
     resolved, warnings = choose_schedule(task, resolved)
-    return resolved, notes + warnings
+    return resolved, notes + note_on_batches(resolved.config, source) + warnings
+
+
+def note_on_batches(config: RunConfig, source: Source) -> list[str]:
+    """Return a line if a DataLoader's own batches would be others than the config's."""
+    size, whole, micro = source.loader_batch_size, config.global_batch_size, config.micro_batch_size
+    length = source.epoch_length(int(micro))
+    if length is None or size is None:
+        return []
+    unused, instead = [], f"a step has {whole} samples, in micro-batches of {micro}"
+    if size not in (1, micro, whole):  # DataLoader(data) has 1
+        unused.append(f"batch_size={size}")
+    if source.loader_drops_last and (length % size or length % whole):
+        unused.append("drop_last=True")
+        instead += f"; an epoch's last step has {length % whole}" if length % whole else ""
+    if not unused:
+        return []
+    is_or_are = "is" if len(unused) == 1 else "are"
+    return [f"data: its DataLoader's {' and '.join(unused)} {is_or_are} not used: {instead}"]
 
 
 def choose_order(resolved: ResolvedConfig, source: Source) -> tuple[ResolvedConfig, list[str]]:
