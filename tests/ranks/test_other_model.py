@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -73,6 +74,27 @@ def test_weights_that_only_rank_0_has_loaded_are_everybodys(tmp_path: Path) -> N
         for losses, notes in of_rank:
             assert losses == pytest.approx(expected, rel=1e-5)  # sums in another order
             assert said in notes
+
+
+def prepared(output_dir: str) -> list[tuple[str, ...]]:
+    """What is said of modules that each rank has made: unseeded, then seeded."""
+    found = []
+    for seed in (int(os.environ["RANK"]), 0):
+        torch.manual_seed(seed)
+        loop = prepare(nn.Linear(4, 2), None, data(), settings(output_dir, "ddp"))
+        found.append(tuple(n for n in loop.assembly.notes if "differs from rank 0" in n))
+    return found
+
+
+def test_a_module_that_each_rank_has_drawn_is_reported(tmp_path: Path) -> None:
+    said = (
+        "model: weight on rank 1 differs from rank 0; all ranks start from rank 0's values; if "
+        "they are drawn at random, call torch.manual_seed(…) before creating the model, so that "
+        "every start begins alike"
+    )
+    for unseeded, seeded in run_ranks(prepared, 2, 120, args=(str(tmp_path),)):
+        assert unseeded == (said,)
+        assert seeded == ()
 
 
 def refused(output_dir: str) -> dict[str, str]:

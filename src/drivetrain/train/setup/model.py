@@ -27,7 +27,7 @@ from drivetrain.parallel.several_models import ModelsByName, SeveralModels
 from drivetrain.parallel.world import World
 from drivetrain.record.session import earlier_directory
 from drivetrain.strategies.strategy import Profile, Strategy
-from drivetrain.train.contract import agree_on_sampler, agree_on_tensors
+from drivetrain.train.contract import agree_on_model, agree_on_sampler
 from drivetrain.train.engine import Engine
 from drivetrain.train.refusals import check_model, check_undistributed, checked
 from drivetrain.train.task import Task
@@ -37,6 +37,11 @@ from drivetrain.train.weights.source import (
     later_model,
     whole_model,
     with_pretrained,
+)
+
+_SEED = (
+    "; if they are drawn at random, call torch.manual_seed(…) before creating the model, so that "
+    "every start begins alike"
 )
 
 
@@ -57,9 +62,9 @@ def new_model(
     if isinstance(task.model, Prebuilt):
         model = task.model()
         check_undistributed(model)
-        agree_on_tensors(model, world)  # gloo would abort on tensors of different sizes
-        world.share_weights(model)
-        return NewModel(model)
+        notes = agree_on_model(model, world)
+        world.share_weights(model)  # the comparison is of a few values
+        return NewModel(model, notes=[] if _is_resumed(config) else [n + _SEED for n in notes])
     layout, pipeline = world.layout, config.parallel.pipeline
     is_cut = strategy.shards_on(world) is not None or layout.tp * layout.pp > 1
     is_run_first = layout.pp > 1 and pipeline.balance == "time"
@@ -77,8 +82,11 @@ def settled_model(
         new = agreed(new, world)
         if isinstance(feed, SampledFeed):
             agree_on_sampler(feed, world)
-    is_resumed = bool(earlier_directory() or config.checkpoint.resume_from)
-    return with_pretrained(new, config.model, world, is_resumed=is_resumed)
+    return with_pretrained(new, config.model, world, is_resumed=_is_resumed(config))
+
+
+def _is_resumed(config: RunConfig) -> bool:
+    return bool(earlier_directory() or config.checkpoint.resume_from)
 
 
 def describe_model(
