@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,10 @@ def test_a_model_and_an_optimizer_that_exist_are_spread(tmp_path: Path) -> None:
 def test_forgetting_a_call_is_said(tmp_path: Path) -> None:
     config = settings(str(tmp_path), max_steps=5)
     loop = drivetrain.prepare(GPT, None, sentences(), config)
-    answer = r"loop\.backward\(loss\) was not called .*; call it instead of loss\.backward\(\)"
+    answer = (
+        r"loop\.backward\(loss\) was not called for this micro-batch: `continue` or a branch "
+        r"skipped it, or loss\.backward\(\) or .*; call it once for every micro-batch"
+    )
     with pytest.raises(RuntimeError, match=answer):
         for step in loop.steps():
             for batch in step:
@@ -98,6 +102,34 @@ def test_forgetting_a_call_is_said(tmp_path: Path) -> None:
     other = torch.optim.SGD(GPT().parameters(), lr=0.1)
     with pytest.raises(drivetrain.ConfigError, match="parameters that are not the model's"):
         drivetrain.prepare(GPT(), other, sentences(), config)
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("before", "call backward() inside `for batch in step`, once per batch"),
+        (
+            "inside",
+            "loop.backward(loss) was called twice for this micro-batch: sum the losses and ",
+        ),
+        ("after", "call backward() inside `for batch in step`, once per batch"),
+    ],
+)
+def test_a_backward_too_many_is_said(tmp_path: Path, where: str, said: str) -> None:
+    def another(at: str) -> None:
+        if at == where:
+            loop.backward(torch.ones(()))
+
+    loop = drivetrain.prepare(GPT, None, sentences(), settings(str(tmp_path), max_steps=5))
+    with pytest.raises(RuntimeError, match=re.escape(said)):
+        for step in loop.steps():
+            if loop.step_number:
+                another("before")
+            for batch in step:
+                loop.backward(token_loss(loop.model, batch))
+                another("inside")
+            another("after")
+            loop.step()
 
 
 def test_a_loop_that_is_left_early_has_its_last_step_written_down(tmp_path: Path) -> None:

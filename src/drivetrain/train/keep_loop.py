@@ -149,6 +149,12 @@ def _not_asked(*given: Any) -> Any:
     raise AssertionError(f"the user's loop builds the model and computes the loss ({given})")
 
 
+NOT_CALLED = (
+    "was not called for this micro-batch: `continue` or a branch skipped it, or loss.backward() or "
+    "accelerator.backward(loss) was called in its place; call it once for every micro-batch"
+)
+
+
 _TASK = Task(model=_not_asked, loss=_not_asked)
 
 
@@ -169,6 +175,8 @@ class KeptLoop(OwnRecords, OwnWeights):
         """Whether the run is over: all of its steps are made, or the script left its loop."""
         self._micro: MicroBatch | None = None
         self._turns_are_done = False
+        self._is_backward_done = False
+        """Whether `backward` was called in the current step."""
         self._is_after_step = False
         """Whether data and weights are at the same step."""
         self._looks_at_losses = has_whole_loss_on_host(assembly)
@@ -306,7 +314,7 @@ class KeptLoop(OwnRecords, OwnWeights):
         loop.finish()
 
     def _micro_batches(self, loop: Loop, turns: Iterator[Turn]) -> Iterable[Any]:
-        self._turns_are_done = False
+        self._turns_are_done = self._is_backward_done = False
         for micro, batch, is_last in loop.micro_batches(turns):
             self._micro = micro
             with self._engine.micro_batch(micro, is_last=is_last), self._engine.autocast:
@@ -314,10 +322,7 @@ class KeptLoop(OwnRecords, OwnWeights):
                 if not is_last:
                     self._gradients.before_next_micro_batch()
             if self._micro is not None:
-                raise RuntimeError(
-                    "loop.backward(loss) was not called for this micro-batch; call it instead of "
-                    "loss.backward()"
-                )
+                raise RuntimeError(f"loop.backward(loss) {NOT_CALLED}")
         self._turns_are_done = True
 
     def backward(self, loss: Loss | LossAndParts, name: str | None = None) -> None:
@@ -331,6 +336,11 @@ class KeptLoop(OwnRecords, OwnWeights):
         """
         _refuse_name("backward", name)
         if self._micro is None:
+            if self._is_backward_done and not self._turns_are_done:
+                raise RuntimeError(
+                    "loop.backward(loss) was called twice for this micro-batch: sum the losses and "
+                    "call it once"
+                )
             raise RuntimeError("call backward() inside `for batch in step`, once per batch")
         check_loss(loss)
         if not self._inner.training:
@@ -341,7 +351,7 @@ class KeptLoop(OwnRecords, OwnWeights):
         with torch.autocast(self._engine.world.device.type, enabled=False):
             self._engine.backward(loss, self._micro)
         self._gradients.after_backward()
-        self._micro = None
+        self._micro, self._is_backward_done = None, True
 
     @property
     def _current(self) -> int:
@@ -380,7 +390,7 @@ class KeptLoop(OwnRecords, OwnWeights):
         self._gradients.before_step()
         with self._updates.runs_turn():
             self._loop.move()
-        self._turns_are_done = False
+        self._turns_are_done = self._is_backward_done = False
         self._is_after_step = True
         self._log(self._loop)
 

@@ -27,7 +27,7 @@ from drivetrain.data.batches import MicroBatch
 from drivetrain.data.feed import Turn
 from drivetrain.parallel.several_models import ModelsByName
 from drivetrain.train.assemble import Assembly
-from drivetrain.train.keep_loop import KeptLoop
+from drivetrain.train.keep_loop import NOT_CALLED, KeptLoop
 from drivetrain.train.loop import Loop
 from drivetrain.train.optimization.given import GivenOptimizer
 from drivetrain.train.optimization.own_schedule import (
@@ -165,10 +165,7 @@ class SeveralLoop(KeptLoop):
             yield batch
         self._micro = None
         if not self._seen:
-            raise RuntimeError(
-                "loop.backward(loss, name) was not called for this micro-batch; call it instead of "
-                "loss.backward()"
-            )
+            raise RuntimeError(f"loop.backward(loss, name) {NOT_CALLED}")
 
     @property
     def seen(self) -> set[str]:
