@@ -14,7 +14,7 @@ MIN_TESTS := tests/unit/test_layout.py tests/unit/test_batches.py tests/unit/tes
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 .PHONY: accelerator all-reduces applications bench build campaign check check-min check-tests ci clean collectives course cuda-symbols device-matrix docs docs-version documents drills drills-on-device faults figures forks fuzz \
-  gpu-smoke horovod image labs large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device pages parameter-server patterns plan-memory plan-published plan-time played ray recording rehearsals release resume-matrix save-plan scaling setup setup-min simulations slow streams targets tensorflow test tune tune-fashion tune-overhead tune-quality tune-targets tune-waiting tune-winners tune-workers types verdicts wheel-check
+  gpu-smoke horovod image labs large-model layers ledger lint lock matrix migrations muon mutants mutation nvme on-device pages parameter-server patterns plan-memory plan-published plan-time played ray recording rehearsals release resume-matrix save-plan scaling setup setup-min simulations site-check slow streams targets tensorflow test tune tune-fashion tune-overhead tune-quality tune-targets tune-waiting tune-winners tune-workers types verdicts wheel-check
 
 setup: $(VENV)/ready-$(EXTRA)     ## make the environment, with the versions of constraints.txt
 
@@ -99,6 +99,14 @@ test:                             ## all tests
 
 docs:                             ## the site, warnings as errors, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Two packages that drive a browser and nobody else needs, in an environment of their own (build/); the browser is the system's.
+SITE_CHECK := build/site-check/bin/python
+BROWSER    ?= /usr/bin/chromium
+site-check: docs                  ## every page in a browser: axe, width, requests; pictures of top-level pages in build/site-pictures (minutes)
+	test -x $(SITE_CHECK) || $(PYTHON) -m venv build/site-check
+	$(SITE_CHECK) -m pip install --quiet --disable-pip-version-check playwright axe-playwright-python
+	$(SITE_CHECK) tests/pages/site_check.py site build/site-pictures --browser $(BROWSER)
 
 docs-version: docs                ## the site as this release's, on the branch gh-pages beside those of earlier ones (not pushed)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/mike deploy --update-aliases $$(sed -n 's/__version__ = "\([0-9]*\.[0-9]*\).*/\1/p' src/drivetrain/_version.py) latest
