@@ -152,10 +152,11 @@ nvme:                             ## DeepSpeed's async_io, compiled once (minute
 	$(BIN)/pytest tests/ranks/test_nvme.py
 
 ray:                              ## everything on real Ray clusters: crashed hosts, elastic, the Jobs API (needs root)
-	$(BIN)/python -m pip install --quiet --editable ".[ray]"
+	$(PIP) --editable ".[ray]"
 	$(BIN)/pytest tests/ray
 
 targets:                          ## the same examples on every target, next to one process, into docs/targets.md (needs root)
+	$(PIP) --editable ".[ray]"
 	$(BIN)/python -m tests.targets.table docs/targets.md benchmarks/results/targets
 
 drills:                           ## the first 8 drills of the campaign, as CI runs them
@@ -184,7 +185,8 @@ tune:                             ## a study with its driver and trials killed, 
 	$(BIN)/pytest -m long tests/tune
 
 # Here and in tune-quality, a study that the results have is not run again, so the results go first.
-tune-targets:                     ## every search on local, hosts, Slurm and Ray: the same winner? (needs root, and Ray installed)
+tune-targets:                     ## every search on local, hosts, Slurm and Ray: the same winner? (needs root)
+	$(PIP) --editable ".[ray]"
 	rm -f benchmarks/results/tune/targets.json
 	$(BIN)/python -m tests.tune.on_targets benchmarks/results/tune
 
