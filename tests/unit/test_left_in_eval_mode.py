@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +74,13 @@ def test_of_several_models_it_is_named(tmp_path: Path, capsys: pytest.CaptureFix
     assert f"warning: the model D {SAID}" in said
 
 
-def on_a_rank(output_dir: str) -> None:
-    train(output_dir)
+def on_a_rank(output_dir: str) -> str:
+    with redirect_stdout(StringIO()) as said, redirect_stderr(said):
+        train(output_dir)
+    return said.getvalue()
 
 
-def test_wrapped_for_ranks_it_is_the_same(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_wrapped_for_ranks_it_is_the_same(tmp_path: Path) -> None:
     """The script has its own module, the loop calls DDP's."""
-    run_ranks(on_a_rank, 2, 120, args=(str(tmp_path),))
-    assert "".join(capfd.readouterr()).count(SAID) == 1
+    said = run_ranks(on_a_rank, 2, 120, args=(str(tmp_path),))
+    assert "".join(said).count(SAID) == 1

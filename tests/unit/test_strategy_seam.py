@@ -33,6 +33,7 @@ ALLOWED = {
     "plan/simulation/published.py": "a paper's title",
     "scaling/": "bare engines that are measured beside ours, and how their rows are called",
     "testing/ahead.py": "torch's own module, imported ahead",
+    "train/refusals.py": "modules of classes by which a script may have distributed a model itself",
     "verify/parity/layouts.py": "an example in a message",
     "verify/parity/compare.py": "an explanation in a certificate",
     "cli/commands/": "examples in help texts",
