@@ -55,8 +55,9 @@ def on_nav(nav: Any, config: Any, **_: Any) -> Any:
 
 
 def on_post_page(output: str, **_: Any) -> str:
-    """A screen reader must be able to say what the dialog is."""
-    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
+    """A screen reader must be able to say what the dialog is, and keys to scroll a row of tabs."""
+    output = output.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
+    return output.replace('<div class="tabbed-labels">', '<div class="tabbed-labels" tabindex="0">')
 
 
 def on_post_build(config: Any, **_: Any) -> None:
