@@ -15,6 +15,11 @@ from drivetrain.core.errors import EnvironmentProblem, Problem
 # Optional libraries are imported where they are used; the error names the extra to install.
 
 
+def comes_from(library: str, value: object) -> bool:
+    """Whether the value's class is one of a library's, which need not be installed to ask."""
+    return type(value).__module__.partition(".")[0] == library
+
+
 def require(module: str, *, extra: str) -> ModuleType:
     """Import `module`; EnvironmentProblem names the extra of Drivetrain that installs it."""
     try:

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from drivetrain.config.provenance import ResolvedConfig
 from drivetrain.config.schema import RunConfig
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.requirements import comes_from
 from drivetrain.parallel.model import ParallelModel
 from drivetrain.train.outputs import PerSample
 from drivetrain.train.task import Task, Total
@@ -182,7 +183,7 @@ def check_plain(**given: Any) -> None:
     for where, value in given.items():
         several = value.values() if isinstance(value, Mapping) else value
         for one in several if isinstance(value, (Mapping, list, tuple)) else [value]:
-            if type(one).__module__.partition(".")[0] == "accelerate":
+            if comes_from("accelerate", one):
                 rule = "comes from accelerator.prepare, which divides the work among the ranks"
                 remedy = f"pass the {'dataset or DataLoader' if where == 'train' else where} itself"
                 raise _refusal(where, rule, remedy, _kind(one))

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from drivetrain.checkpoint.state import pack, unpack
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.requirements import comes_from
 from drivetrain.train.optimization.schedule import LearningRate, Occasion
 
 Every = Literal["step", "epoch", "evaluation", "never"]
@@ -94,7 +95,7 @@ def own_rate(
     if missing:
         remedy = "return a scheduler of torch.optim.lr_scheduler, or LRSchedule(scheduler, every=…)"
         raise _refusal(f"is not a scheduler: it has no {missing[0]}", remedy, kind)
-    if type(scheduler).__module__.partition(".")[0] == "accelerate":
+    if comes_from("accelerate", scheduler):
         rule = "comes from accelerator.prepare, which steps it once per process"
         raise _refusal(rule, "pass torch's scheduler itself", kind)
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
