@@ -157,10 +157,19 @@ def test_ranks_that_wait_for_each_other_in_two_groups_are_both_named() -> None:
     def waits_in(group: str) -> Calls:
         return Calls((Call(group, 5, "all_reduce", ((7,),), is_done=False),), groups)
 
-    finding = hang.judge(Evidence(1, end=STALLED, calls={0: waits_in("dp"), 1: waits_in("tp")}))
+    finding = hang.judge(
+        Evidence(
+            1,
+            end=STALLED,
+            stacks={1: stacks_at(TORCHS, OTHER_LINE)},  # the call's own record has no line
+            calls={0: waits_in("dp"), 1: waits_in("tp")},
+        )
+    )
     assert finding is not None
     assert (finding.kind, finding.ranks) == (Kind.MISMATCH, (0, 1))
     assert "each waits for the other" in finding.what
+    assert "at train.py:44 in loss of tp" in finding.what
+    assert "look for an `if` on the rank" in finding.remedy
 
 
 def test_without_collectives_the_rank_outside_of_one_is_the_one() -> None:

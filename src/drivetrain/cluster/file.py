@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -17,6 +16,7 @@ from drivetrain.cluster.exchange import link_entry
 from drivetrain.core import set_once
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.hints import nearest
+from drivetrain.core.memory import usable_bytes
 from drivetrain.core.section import Section
 
 # cluster.yaml describes a cluster; names from the catalogue are filled in.
@@ -216,7 +216,8 @@ def cluster_file(found: Mapping[str, Any]) -> ClusterFile:
     is_host = found["device"] == "cpu"
     rates = {name: _large(products) for name, products in found["products"].items()}
     small = _small(found["products"]["fp32"])
-    memory = found.get("memory_bytes") or _host_bytes() / per_node
+    host_bytes = usable_bytes()
+    memory = found.get("memory_bytes") or (host_bytes or 0) / per_node
     device = DeviceEntry(
         name=str(found["device"]),
         memory_gib=memory / 2**30,
@@ -244,7 +245,7 @@ def cluster_file(found: Mapping[str, Any]) -> ClusterFile:
         device=device,
         inside=links.get("inside", any_link),
         between=links.get("between", any_link),
-        host_memory_gb=_host_bytes() / 1e9,
+        host_memory_gb=None if host_bytes is None else host_bytes / 1e9,
         storage_gb_per_s=found["storage_bytes_per_s"] / 1e9,
         measured=dict(found),
     )
@@ -316,7 +317,3 @@ def _measured(exchange: Mapping[str, Any], source: str) -> dict[str, LinkEntry]:
 def _by_number(seconds: Mapping[str, Mapping[Any, float]]) -> dict[str, dict[int, float]]:
     """Convert keys to numbers; JSON keys are text."""
     return {kind: {int(n): s for n, s in sizes.items()} for kind, sizes in seconds.items()}
-
-
-def _host_bytes() -> float:
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

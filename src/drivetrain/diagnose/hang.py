@@ -108,16 +108,15 @@ def crossed(evidence: Evidence, here: Behind, there: Behind) -> Finding:
     """Build the finding for ranks that wait for each other in different groups."""
     first, second = here.waiting[0], there.waiting[0]
     what = (
-        f"{evidence.who(first)} waits in the {here.call.with_line} of {here.call.group} and "
-        f"{evidence.who(second)} in the {there.call.with_line} of {there.call.group}: each waits "
-        "for the other"
+        f"{evidence.who(first)} waits in the {_called(evidence, first, here.call)} of "
+        f"{here.call.group} and {evidence.who(second)} in the "
+        f"{_called(evidence, second, there.call)} of {there.call.group}: each waits for the other"
     )
     line = evidence.line_of(first, here.call)
-    remedy = "make every rank use its process groups in the same order"
     ranks = tuple(sorted({first, second}))
     host, attempt, step = evidence.host_of(first), evidence.attempt, evidence.step
     return Finding(
-        Severity.ERROR, Kind.MISMATCH, what, remedy, (), ranks, host, line, attempt, step
+        Severity.ERROR, Kind.MISMATCH, what, _SAME_ORDER, (), ranks, host, line, attempt, step
     )
 
 

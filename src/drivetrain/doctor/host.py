@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from drivetrain._version import __version__
+from drivetrain.core import memory
 from drivetrain.core.redaction import without_secrets
 from drivetrain.doctor import network
 from drivetrain.doctor.facts import Adapter, HostDevice, HostFacts, HostLimits
@@ -135,23 +136,6 @@ def limits() -> HostLimits:
     )
 
 
-def memory_bytes() -> int | None:
-    """Return the machine's memory."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return None
-
-
-def memory_limit_bytes() -> int | None:
-    """Return the memory limit of this container or job (cgroup v2 or v1); None if there is none."""
-    for path in ("memory.max", "memory/memory.limit_in_bytes"):
-        text = _read(Path("/sys/fs/cgroup") / path)
-        if text.isdigit() and int(text) < 2**60:  # cgroup v1 uses a huge number for "no limit"
-            return int(text)
-    return None
-
-
 def num_cores() -> int:
     """Return the number of cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -211,8 +195,8 @@ def host_facts(ports: Sequence[int] = (), places: Sequence[str] = ()) -> HostFac
         shm_total_bytes=shm_total,
         shm_free_bytes=shm_free,
         num_cores=num_cores(),
-        memory_bytes=memory_bytes(),
-        memory_limit_bytes=memory_limit_bytes(),
+        memory_bytes=memory.machine_bytes(),
+        memory_limit_bytes=memory.limit_bytes(),
         ports=tuple(port_use(port) for port in ports),
         storage=tuple(probe(place) for place in places),
         modules=modules(),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from drivetrain.cluster.environments import SlurmEnvironment
 from drivetrain.core.errors import ConfigError, Problem
+from drivetrain.core.memory import usable_bytes
 from drivetrain.core.text import counted, readable_bytes
 from drivetrain.launch.command import Command, add_our_flags, add_torchruns_flags, parse_command
 from drivetrain.record.session import ACCEPT_CHANGE, COMMAND_S, NODE_SESSION, RUN_DIR
@@ -169,14 +170,14 @@ _LEAST_RANK_MIB = 200
 
 def too_many_for_memory(num_ranks: int, *, shares_imports: bool) -> Problem | None:
     """Refuse what can only end with a machine out of memory, which ends more than this command."""
-    if shares_imports or not hasattr(os, "sysconf"):  # forked ranks share what is imported
+    usable = usable_bytes()
+    if shares_imports or usable is None:  # forked ranks share what is imported
         return None
-    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if num_ranks * _LEAST_RANK_MIB * 2**20 <= memory_bytes:
+    if num_ranks * _LEAST_RANK_MIB * 2**20 <= usable:
         return None
     rule = (
-        f"this machine has {readable_bytes(memory_bytes)} of memory, and a process that trains "
-        f"holds at least {_LEAST_RANK_MIB} MiB"
+        f"{readable_bytes(usable)} of memory can be used here, and a process that trains holds at "
+        f"least {_LEAST_RANK_MIB} MiB"
     )
     remedy = f"start fewer, or use `drivetrain rehearse --world-size {num_ranks}`"
     return Problem("--nproc-per-node", rule, remedy, num_ranks)

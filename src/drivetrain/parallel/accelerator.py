@@ -8,7 +8,6 @@ Drivetrain supports every device that torch supports. A test keeps other files f
 
 from __future__ import annotations
 
-import os
 import platform
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -16,6 +15,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from drivetrain.core.memory import usable_bytes
 
 _UNSUITABLE = frozenset({"mps"})
 """They lack collectives, and float64, in which losses are summed."""
@@ -52,7 +53,7 @@ class Accelerator:
     def memory_bytes(self) -> int | None:
         """Total memory; None if the device does not report it."""
         if self.is_cpu:
-            return _host_memory_bytes()
+            return usable_bytes()
         properties = getattr(self._module, "get_device_properties", None)
         return None if properties is None else int(properties(self.device).total_memory)
 
@@ -190,10 +191,3 @@ def use_device(device: torch.device) -> torch.device:
 def takes_host_tensors(group: dist.ProcessGroup) -> bool:
     """True if a group can send CPU tensors."""
     return any(device.type == "cpu" for device in group._device_types)  # noqa: SLF001 - its only name
-
-
-def _host_memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return None
