@@ -92,6 +92,26 @@ def test_a_flipped_bit_is_found_at_the_next_check(tmp_path: Path) -> None:
             assert "a checkpoint of step 0 or earlier" in text
 
 
+def drift_in_a_short_run(output_dir: str, saves_every: int | None) -> str:
+    """What ends a run of 12 steps that would be compared first at step 100."""
+    rare = {"sentinel": {"every_steps": 100}, "checkpoint": {"every_steps": saves_every}}
+    trainer = Trainer(small_task(width=8), settings(output_dir, **rare), [CosmicRay(1)])
+    with pytest.raises(ReplicaDrift) as drift:
+        trainer.fit(samples())
+    return str(drift.value)
+
+
+def drift_in_short_runs(output_dir: str) -> tuple[str, str]:
+    return drift_in_a_short_run(output_dir, None), drift_in_a_short_run(output_dir, 6)
+
+
+def test_copies_are_compared_before_every_save_and_at_the_end(tmp_path: Path) -> None:
+    for at_the_end, at_a_save in run_ranks(drift_in_short_runs, 2, 60, (str(tmp_path),)):
+        assert f"after step 12 the copies of {PARAMETER} " in at_the_end
+        assert f"after step 6 the copies of {PARAMETER} " in at_a_save
+    assert not list(tmp_path.glob("**/manifest.json")), "what differs is not saved"
+
+
 def train_hsdp_and_ddp(output_dir: str) -> tuple[str, str, str]:
     hsdp = {"strategy": "fsdp", "dp_replicate": 2, "dp_shard": 2}
     return (

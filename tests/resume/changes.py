@@ -120,6 +120,10 @@ def _wider() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.1), nn.Linear(16, 2))
 
 
+def _drops_more() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+
+
 def _double() -> nn.Module:
     return Setup().model().double()
 
@@ -181,6 +185,12 @@ CHANGES = (
     Change("model with more layers", Setup(model=_larger), "refused"),
     Change("model with wider layers", Setup(model=_wider), "refused"),
     Change("dtype of the weights", Setup(model=_double), "refused"),
+    Change(
+        "dropout, activations: modules without weights",
+        Setup(model=_drops_more),
+        "resumed once accepted",
+        "model.modules",
+    ),
     Change(
         "`precision.dtype`",
         _config(precision={"dtype": "bf16"}),

@@ -27,6 +27,7 @@ _ONLY_SAID = {
     "model.pretrained": "the checkpoint's weights are used",
     "torch": "its kernels may round differently",
     "python": "",
+    "code": "what it computes may differ from here on",
     "drivetrain": "",
 }
 """Settings that may change without being accepted, and what the change means."""
@@ -57,7 +58,10 @@ class Change:
         if self.key in _ORDER:
             meaning = "this epoch's samples may be used twice, or not at all"
         word = " (accepted)" if self.outcome == "accepted" else ""
-        said = f"{self.key}: {_shown(self.before)} → {_shown(self.now)}{word}"
+        before, now = apart(self.before, self.now)
+        said = f"{self.key}: {shown(before)} → {shown(now)}{word}"
+        if self.key == "code":  # digests say nothing to a reader
+            said = f"{self.key}: {', '.join(before)}"
         return f"{said}; {meaning}" if meaning else said
 
 
@@ -94,12 +98,14 @@ class Contract:
         different = {
             key: (before[key], now)
             for key, now in self.terms.items()
-            if before.get(key) is not None and now is not None and before[key] != now
+            if before.get(key) is not None and now is not None and _differs(key, before[key], now)
         }
         if "data.length" in different:  # the content is fingerprinted on other samples then
             different.pop("data.content", None)
+        if "model" in different:  # which has other modules then, too
+            different.pop("model.modules", None)
         changes = [
-            Change(key, *values, _outcome(key, values, self.accepted))
+            Change(key, *values, _outcome(key, values, self.accepted, different))
             for key, values in different.items()
         ]
         if any(change.outcome == "refused" for change in changes):
@@ -107,9 +113,27 @@ class Contract:
         return changes
 
 
-def _outcome(key: str, values: tuple[Any, Any], accepted: Collection[str]) -> Outcome:
+def _differs(key: str, before: Any, now: Any) -> bool:
+    if key == "code":  # what only one of them has imported is not compared
+        return any(before[file] != now[file] for file in before.keys() & now.keys())
+    return bool(before != now)
+
+
+def apart(before: Any, now: Any) -> tuple[Any, Any]:
+    """Of two mappings, return the entries that differ; of anything else, both values."""
+    if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
+        return before, now
+    keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    return {k: before[k] for k in keys if k in before}, {k: now[k] for k in keys if k in now}
+
+
+def _outcome(
+    key: str, values: tuple[Any, Any], accepted: Collection[str], different: Collection[str]
+) -> Outcome:
     if key in accepted and key != "model":  # missing weights would be lost
         return "accepted"
+    if key == "model.modules" and "torch" in different:  # it may describe them in other words
+        return "said"
     if key == "parallel.strategy" and any(map(_changes_training, values)):
         return "refused"
     return "said" if key in _ONLY_SAID else "refused"
@@ -121,11 +145,12 @@ def _changes_training(strategy: str) -> bool:
 
 
 def _problem(folder: str, change: Change) -> Problem:
-    rule = f"was {_shown(change.before)} when {folder} was saved"
+    before, now = apart(change.before, change.now)
+    rule = f"was {shown(before)} when {folder} was saved"
     remedy = f"restore it, or add --accept-change {change.key} before the script"
     if change.key == "model":
         remedy = "resume with the model that was saved, or start a new run"
-    return Problem(change.key, rule, remedy, _shown(change.now))
+    return Problem(change.key, rule, remedy, shown(now))
 
 
 def _no_such(key: str, terms: Terms) -> Problem:
@@ -136,5 +161,8 @@ def _no_such(key: str, terms: Terms) -> Problem:
     )
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return a value as a message shows it."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={each}" for key, each in value.items()) or "absent"
     return str(value).lower() if isinstance(value, bool) else str(value)

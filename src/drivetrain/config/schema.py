@@ -479,8 +479,9 @@ class Sentinel(Section):
     """Checks for silent errors: replicas whose weights differ, and ranks that miscalculate."""
 
     every_steps: int | None = Field(default=100, gt=0)
-    """Number of steps between checks that the replicas' weights are bit-for-bit equal; the run
-    stops if they differ. null: never. Needs replicas: ddp, or fsdp with dp_replicate."""
+    """Number of steps between checks that the replicas' weights are bit-for-bit equal; every save
+    and the end of the run are checked as well. The run stops if they differ. null: never. Needs
+    replicas: ddp, or fsdp with dp_replicate."""
     replay_every_steps: int | None = Field(default=None, gt=1)
     """Number of steps between replays, which compute a micro-batch twice; the run stops if a rank's
     gradients are not bit-for-bit equal, the sign of a faulty processor. null: never."""

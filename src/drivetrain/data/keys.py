@@ -10,7 +10,7 @@ _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 # The purpose of a stream; part of every key, so that no two purposes share a stream.
-INIT, MODEL, DATA, SAMPLER = 1, 2, 3, 4
+INIT, MODEL, DATA, SAMPLER, SCRIPT = 1, 2, 3, 4, 5
 
 
 def fold(*key: int) -> int:

@@ -12,19 +12,19 @@ import torch
 from drivetrain.parallel.accelerator import accelerator_of
 
 
-def seed_model(seed: int, device: torch.device) -> None:
-    """Seed torch's generators on the CPU and the rank's device, which dropout etc. use."""
-    torch.default_generator.manual_seed(seed)
-    if device.type != "cpu":
-        accelerator_of(device).seed(seed)
-
-
 def seed_data(seed: int) -> None:
     """Seed torch's, Python's and NumPy's generators, which a dataset's augmentation may use."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed & 0xFFFFFFFF)
+
+
+def seed_model(seed: int, device: torch.device) -> None:
+    """Seed these and the rank's device, which dropout uses; a loss may mix samples with NumPy's."""
+    seed_data(seed)
+    if device.type != "cpu":
+        accelerator_of(device).seed(seed)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from drivetrain.checkpoint.checkpointer import versions
-from drivetrain.checkpoint.contract import Contract, Terms
+from drivetrain.checkpoint.contract import Contract, Terms, apart, shown
 from drivetrain.config.schema import Precision, RunConfig
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.traits import all_traits
@@ -22,6 +22,7 @@ from drivetrain.data.sources import Source
 from drivetrain.parallel.world import World
 from drivetrain.record.session import ACCEPT_CHANGE
 from drivetrain.train.optimization.optimizers import from_config
+from drivetrain.train.setup.code import files_of_script, modules_of
 from drivetrain.train.several.optimizers import kind_of
 from drivetrain.train.task import OptimizerFactory
 from drivetrain.train.weights.recording import sample
@@ -32,6 +33,9 @@ _HOW_GONE_THROUGH = {"params", "param_names", "foreach", "fused", "capturable", 
 
 _NO_TERMS = {"adamw_implementation", "optimizer"}
 """Keys that are not compared: the optimizer's class is a separate term, whoever built it."""
+
+_OF_A_HOST = {"python", "code"}
+"""Terms that may differ between ranks: one of them may import more than another."""
 
 _MOST_TOLD = 3
 
@@ -46,6 +50,7 @@ def contract_of(config: RunConfig, source: Source, made: Terms, world: World) ->
         "data.content": content(source),
         **made,
         "layout": str(world.layout),
+        "code": files_of_script(),
         **versions(),
     }
     return Contract(json.loads(json.dumps(terms)), accepted_changes())
@@ -71,7 +76,10 @@ def model_terms(model: nn.Module) -> dict[str, Any]:
     digest = hashlib.blake2b("\n".join(sorted(lines)).encode(), digest_size=4).hexdigest()
     numbers = sum(tensor.numel() for tensor in state.values())
     dtypes = ", ".join(sorted({str(t.dtype).removeprefix("torch.") for t in state.values()}))
-    return {"model": f"{len(state)} tensors, {numbers:,} numbers in {dtypes} ({digest})"}
+    return {
+        "model": f"{len(state)} tensors, {numbers:,} numbers in {dtypes} ({digest})",
+        "model.modules": modules_of(model),
+    }
 
 
 def agree_on_model(model: nn.Module, world: World) -> list[str]:
@@ -169,11 +177,11 @@ def agree_on(contract: Contract, world: World) -> None:
     """ConfigError on every rank if the terms of one differ from rank 0's. A collective call."""
     terms = contract.terms
     shared: dict[str, Any] = json.loads(world.agree(json.dumps(terms)))
-    different = [key for key in terms if key != "python" and terms[key] != shared[key]]
+    different = [key for key in terms if key not in _OF_A_HOST and terms[key] != shared[key]]
     rank = world.first_with(bool(different))
     if rank is None:
         return
-    told = [[key, terms[key], shared[key]] for key in different]
+    told = [[key, *map(shown, apart(terms[key], shared[key]))] for key in different]
     found = json.loads(world.agree(json.dumps(told), speaker=rank))
     raise ConfigError(
         [

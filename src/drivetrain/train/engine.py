@@ -191,6 +191,14 @@ class Engine:
         if self._sentinel is not None and self.spread.engine_step is None:
             self._sentinel.after_step(step + 1)
 
+    def compare_copies(self, step: int) -> None:
+        """ReplicaDrift if the model's copies differ, which would be saved as one. Collective.
+
+        The script may have changed weights since the step's own check.
+        """
+        if self._sentinel is not None and self.spread.engine_step is None and step:
+            self._sentinel.check(step)
+
     def _step_optimizer(self) -> None:
         if self.scaler is not None:
             self.scaler.step(self.optimizer)

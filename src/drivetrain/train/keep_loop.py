@@ -30,6 +30,8 @@ from drivetrain.core.stateful import Stateful
 from drivetrain.data.batches import MicroBatch
 from drivetrain.data.evaluation import EvaluationFeed
 from drivetrain.data.feed import Turn
+from drivetrain.data.keys import SCRIPT, fold, turn_seed
+from drivetrain.data.seeding import seed_model
 from drivetrain.data.sources import source_from
 from drivetrain.record.session import Phase
 from drivetrain.train.assemble import Assembly, assemble
@@ -186,6 +188,9 @@ class KeptLoop(OwnRecords, OwnWeights):
         self._updates = Updates(self._engine.optimizer, self._engine.spread)
         self._inner = self._engine.spread.inner
         """The user's own module, whose mode applies whatever wraps it."""
+        self._stream = fold(assembly.config.seed, SCRIPT)
+        self._num_stretches = 0
+        """How often the script's own code has come between micro-batches in the current step."""
         self._may_say_eval = True
         """Whether a model that is trained in eval mode has not been announced yet."""
 
@@ -256,11 +261,14 @@ class KeptLoop(OwnRecords, OwnWeights):
             try:
                 with weights.after_not_saved(), self._attempt.training():
                     self._report_earlier(self._attempt)
+                    self._say_what_starts_anew(self._attempt)
                     before = self._at.step
                     try:
                         for turns in loop.steps(assembly.total_steps, config.num_train_epochs):
                             before = self._at.step
                             self._is_after_step = False
+                            self._num_stretches = 0
+                            self._seed_script(before)
                             with self._updates.scripts_turn():
                                 yield self._micro_batches(loop, turns)
                             self._check_whole()
@@ -303,6 +311,14 @@ class KeptLoop(OwnRecords, OwnWeights):
     def _check_whole(self) -> None:
         """Raise if the step is incomplete. One model: the loop itself checks for `step()`."""
 
+    def _say_what_starts_anew(self, attempt: Attempt) -> None:
+        """After a resume, say once what a checkpoint cannot hold: the script's own variables."""
+        if self._at.step and not self._run.keeps_objects and not attempt.saver.ends:
+            attempt.reporter.say(
+                "the script starts from its top: variables of its own (a best score, a counter) "
+                "begin anew, unless prepare(stateful=…) saves them"
+            )
+
     def _report_earlier(self, attempt: Attempt) -> None:
         for one in self._unreported:
             attempt.reporter.evaluation(*one)
@@ -324,6 +340,16 @@ class KeptLoop(OwnRecords, OwnWeights):
             if self._micro is not None:
                 raise RuntimeError(f"loop.backward(loss) {NOT_CALLED}")
         self._turns_are_done = True
+        self._seed_script(self._at.step)
+
+    def _seed_script(self, step: int) -> None:
+        """Let what the script draws between micro-batches depend on the step, not on the rank.
+
+        The same numbers come again at any number of ranks and after a resume.
+        """
+        seed = turn_seed(self._stream, step, self._num_stretches)
+        seed_model(seed, self.assembly.world.device)
+        self._num_stretches += 1
 
     def backward(self, loss: Loss | LossAndParts, name: str | None = None) -> None:
         """Compute the micro-batch's gradients; call this instead of `loss.backward()`.

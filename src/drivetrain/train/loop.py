@@ -130,6 +130,7 @@ class Loop:
         self.timer.finish()
         self.logged.end(self.at.step)
         self._evaluate()
+        self.engine.compare_copies(self.at.step)
         self.saver.finish()
         self._turn_epoch(-1)
 

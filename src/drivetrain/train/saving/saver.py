@@ -237,6 +237,7 @@ class Saver:
         if isinstance(self._world, LiveWorld) and not self._take_turn(step):
             return
         self._page.note(Phase.SAVING)
+        self._engine.compare_copies(step)
         with self._engine.spread.shown_weights() as are_taken_back:
             before = self._checkpointer.save(
                 self._run.whole(), step, self._run.position(step), contents=self._rule.contents

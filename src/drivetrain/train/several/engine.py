@@ -74,6 +74,11 @@ class SeveralEngines(Engine):
         engine.step(step)
         self._rates.count(name)
 
+    def compare_copies(self, step: int) -> None:
+        """Compare the copies of each model."""
+        for engine in self.by_name.values():
+            engine.compare_copies(step)
+
     def agree_on_rate(self) -> None:
         """Check the learning rate of each model."""
         for engine in self.by_name.values():

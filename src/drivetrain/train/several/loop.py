@@ -175,6 +175,7 @@ class SeveralLoop(KeptLoop):
     def end_pass(self, names: set[str]) -> None:
         """Mark the models that can step, after all micro-batches were used."""
         self._ready |= names
+        self._seed_script(self._number)
 
     def backward(self, loss: Loss | LossAndParts, name: str | None = None) -> None:
         """Add the micro-batch's gradients to those of the model called `name`."""

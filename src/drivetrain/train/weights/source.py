@@ -16,7 +16,7 @@ from drivetrain.config.schema import Model, RunConfig
 from drivetrain.core.errors import ConfigError, Problem
 from drivetrain.core.text import readable_bytes
 from drivetrain.data.keys import INIT, fold
-from drivetrain.data.seeding import seed_data, seed_model
+from drivetrain.data.seeding import seed_model
 from drivetrain.parallel.world import World
 from drivetrain.train.contract import agree_on_model, agree_on_tensors
 from drivetrain.train.weights.placing import Weights, place
@@ -120,9 +120,7 @@ def _say_it_takes_long() -> None:
 
 
 def _seeded(make: Callable[[], _Made], world: World, config: RunConfig) -> _Made:
-    seed = fold(config.seed, INIT)
-    seed_data(seed)
-    seed_model(seed, world.device)
+    seed_model(fold(config.seed, INIT), world.device)
     return make()
 
 
