@@ -14,7 +14,7 @@ from drivetrain.testing import run_ranks
 from drivetrain.train.hooks import Hook
 from drivetrain.train.keep_loop import prepare
 from drivetrain.train.trainer import Trainer
-from drivetrain.train.watch.sentinel import Drift, bit_sums, find_drifts
+from drivetrain.train.watch.sentinel import Drift, bit_sums, find_drifts, where_from
 from tests.ranks.small_task import samples, small_task
 
 PARAMETER, FLIPPED_AFTER = "2.weight", 4
@@ -89,7 +89,15 @@ def test_a_flipped_bit_is_found_at_the_next_check(tmp_path: Path) -> None:
         for text in (message, in_own_loop):
             assert f"after step 5 the copies of {PARAMETER} " in text
             assert "ranks 0, 1 differ, and it is unknown which of them is right" in text
-            assert "a checkpoint of step 0 or earlier" in text
+            assert text.endswith("start the run anew: no earlier step of it was checked")
+
+
+def test_a_step_that_agreed_is_named_to_resume_from() -> None:
+    for nothing in (None, 0):
+        assert "checkpoint" not in where_from(nothing)
+    assert (
+        where_from(15) == "resume from a checkpoint of step 15 or earlier: until then they agreed"
+    )
 
 
 def drift_in_a_short_run(output_dir: str, saves_every: int | None) -> str:

@@ -21,11 +21,15 @@ from drivetrain.diagnose.finding import Kind as Diagnosis
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import (
     RUN_DIR,
+    SESSION,
     TRAINS,
     Phase,
     ProgressPage,
+    beginnings,
     forget_attempt,
+    mark_training,
     page_path,
+    remember_attempt,
 )
 from drivetrain.supervise import attempt as attempt_module
 from drivetrain.supervise.attempt import NodeAttempt
@@ -314,6 +318,21 @@ def test_a_run_without_a_checkpoint_is_known_to_begin_anew(
     assert last_saved_step(tmp_path) == 4, "an earlier command's, while the ranks still import"
 
 
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_start_that_was_killed_before_the_run_was_claimed_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_named: bool
+) -> None:
+    monkeypatch.setenv(SESSION, str(tmp_path))
+    if is_named:
+        monkeypatch.setenv(RUN_DIR, str(tmp_path / "run"))  # it does not exist yet
+    mark_training()
+    assert last_saved_step(tmp_path) is None, "it may save elsewhere"
+    mark_training(keeps_all=True)
+    assert last_saved_step(tmp_path) == 0
+    account = node_attempt(tmp_path).account(End(EndKind.FAILED, 0), [], why="", restarts=True)
+    assert "restarting from the beginning, as there is no checkpoint yet" in paragraph(account)
+
+
 @pytest.mark.parametrize("is_readable", [True, False])
 def test_a_run_that_resumed_from_another_or_cannot_be_read_is_not_said_to_begin_anew(
     tmp_path: Path, is_readable: bool
@@ -325,6 +344,22 @@ def test_a_run_that_resumed_from_another_or_cannot_be_read_is_not_said_to_begin_
     if not is_readable:
         storage.put("attempt-00001.json", b"[]")
     assert last_saved_step(tmp_path) is None
+
+
+def test_a_start_that_opened_no_attempt_is_in_the_facts_of_the_next_one_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SESSION, str(tmp_path))
+    killed = RankFailure(1, 3, -9, "", 0.0)
+    write_end(
+        tmp_path,
+        AttemptReport(End(EndKind.FAILED, 0), [killed], "h", "", "", restarts=True),
+        {},
+    )
+    write_end(tmp_path, AttemptReport(End(EndKind.RESIZED, 0), (), "h", "", "", restarts=True), {})
+    assert beginnings()["lost_starts"] == ["rank 1 was killed by SIGKILL"]
+    remember_attempt(1)
+    assert "lost_starts" not in beginnings()
 
 
 def test_an_end_is_recorded_for_a_supervisor_that_was_killed(tmp_path: Path) -> None:

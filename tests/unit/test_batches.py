@@ -217,6 +217,10 @@ def test_many_idle_turns_are_answered_with_what_to_change() -> None:
         "4 ranks) or a multiple of it, or micro_batch_size 1"
     )
     assert BatchPlan(64, 8, 3, 100).idle_warning.endswith(", or micro_batch_size 2")
+    assert BatchPlan(32, 8, 3, 100).idle_warning.endswith(  # not one smaller than the user's
+        "use a global_batch_size of 48 (micro_batch_size 8 × 3 ranks × accumulation 2) or another "
+        "multiple of 24, or micro_batch_size 1"
+    )
     assert "or micro_batch_size" not in BatchPlan(18, 2, 5, 100).idle_warning, "1 is no better"
     assert BatchPlan(4, 4, 8, 100).idle_warning.endswith(
         "a multiple of it; no micro_batch_size gives each of 8 ranks a sample"

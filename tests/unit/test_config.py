@@ -456,6 +456,22 @@ def test_broken_yaml_is_located(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("seed: 1\ndata:\n\tnum_workers: 1\n", "line 3, column 1"),
+        ("data:\n  num_workers: 1\n\tshuffle: true\n", "line 3, column 1"),
+        ("seed:\t{\n", ""),
+    ],
+)
+def test_a_tab_is_called_one(tmp_path: Path, text: str, place: str) -> None:
+    file = tmp_path / "tabs.yaml"
+    file.write_text(text)
+    (problem,) = problems("--config", str(file))
+    said = f"not YAML at {place}: a tab, and YAML is indented with spaces; write spaces there"
+    assert problem.endswith(said) if place else "a tab" not in problem
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("seed: 1\nmax_steps: 2\nseed: 3\n", "seed is set on line 1 and on line 3"),

@@ -151,6 +151,45 @@ def test_a_rank_that_gloo_aborted_is_told_by_its_stack_and_the_others_calls() ->
     assert "called all_reduce of shape [7] at train.py:44 in loss where rank 0" in finding.what
 
 
+@pytest.mark.parametrize(
+    ("others_line", "remedies"),
+    [
+        (USERS, ["look for an `if`"]),  # two lines: two collectives, and padding would mix them
+        (OTHER_LINE, ["the same shape"]),
+        (None, ["look for an `if`", "the same shape"]),
+    ],
+)
+def test_an_aborted_rank_that_called_something_new_is_told_with_both_lines(
+    others_line: Frame | None, remedies: list[str]
+) -> None:
+    end = {"kind": "failed", "step": 3, "failures": [failure(0, -6)], "exits": {"0": -6}}
+    wide = calls("broadcast", "all_reduce", pending=True, sizes=(82,))
+    frames = (others_line,) if others_line else ()
+    told = Calls((wide.calls[0], replace(wide.calls[1], frames=frames)), wide.groups)
+    at = {0: stacks_at(TORCHS, OTHER_LINE)}
+    finding = crash.judge(Evidence(1, end=end, stacks=at, calls={1: told}))
+    assert finding is not None
+    assert (finding.kind, finding.line) == (Kind.MISMATCH, "train.py:44 in loss")
+    theirs = f" at {others_line}" if others_line else ""
+    assert finding.what == (
+        "rank 0 called all_reduce at train.py:44 in loss where rank 1 called all_reduce of "
+        f"shape [82]{theirs}: the sizes of their tensors differ"
+    )
+    said = [each for each in ("look for an `if`", "the same shape") if each in finding.remedy]
+    assert sorted(said, key=finding.remedy.index) == remedies
+
+
+def test_calls_of_two_sizes_without_lines_are_first_taken_for_two_collectives() -> None:
+    def waits_with(size: int) -> Calls:
+        return Calls(
+            (Call("default", 5, "all_reduce", ((size,),), is_done=False),), {"default": (0, 1)}
+        )
+
+    finding = hang.judge(Evidence(1, end=STALLED, calls={0: waits_with(1), 1: waits_with(82)}))
+    assert finding is not None
+    assert finding.remedy.index("look for an `if`") < finding.remedy.index("the same shape")
+
+
 def test_ranks_that_wait_for_each_other_in_two_groups_are_both_named() -> None:
     groups = {"tp": (0, 1), "dp": (0, 1)}
 

@@ -91,6 +91,20 @@ def test_a_start_says_that_a_loaders_batches_are_not_used(tmp_path: Path) -> Non
     assert line(both, **sizes) == said.format("batch_size=5 and drop_last=True are", 6, 2) + last
 
 
+def test_a_start_says_that_a_loaders_generator_is_not_used(tmp_path: Path) -> None:
+    def line(source: Any) -> str:
+        assembly = fit(tmp_path, source, seed=7).assembly
+        assert assembly is not None
+        return "".join(note for note in assembly.notes if "generator" in note)
+
+    own = torch.Generator().manual_seed(3)
+    said = "data: the DataLoader's generator is not used: the order comes from seed=7"
+    assert line(DataLoader(data(), shuffle=True, generator=own)) == said
+    assert line(DataLoader(data(), sampler=RandomSampler(data(), generator=own))) == said
+    for silent in (DataLoader(data(), shuffle=True), DataLoader(data(), generator=own)):
+        assert line(silent) == ""  # the second one reads in order
+
+
 def test_a_start_says_that_a_loader_reads_in_order_unless_the_config_did(tmp_path: Path) -> None:
     def says_so(source: Any, *words: str) -> bool:
         assembly = fit(tmp_path, source, *words).assembly

@@ -194,10 +194,10 @@ def test_ranks_without_work_are_a_warning_with_what_to_change() -> None:
     smaller = BatchPlan(256, 4, 128, None).idle_warning
     assert smaller.endswith("a multiple of it, or micro_batch_size 2")
     few = BatchPlan(50, 10, 2, None).idle_warning  # 2 ranks are fewer than 5 already
-    assert "is 5 micro-batches of 10; use a global_batch_size of 20 " in few
+    assert "is 5 micro-batches of 10; use a global_batch_size of 60 " in few
     assert "data-parallel ranks" not in few
     three = BatchPlan(4, 1, 3, None).idle_warning
-    assert "is 4 micro-batches of 1; use a global_batch_size of 3 " in three
+    assert "is 4 micro-batches of 1; use a global_batch_size of 6 " in three
     assert BatchPlan(1024, 4, 256, None).idle_warning == ""
     # one turn in forty is how batches and ranks happen to divide
     assert BatchPlan(39, 1, 40, None).idle_warning == ""

@@ -61,6 +61,18 @@ def test_what_a_status_says(tmp_path: Path) -> None:
     assert found.money.productive == pytest.approx(0.1)
 
 
+def test_a_start_that_opened_no_attempt_is_shown(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "gpt", kind="finished", time_s=1020.0)
+    facts = json.loads((run.attempt(1) / "start.json").read_text())
+    run.begin_attempt(1, {**facts, "lost_starts": ["rank 1 was killed by SIGKILL"]})
+    reading = open_run(tmp_path / "gpt")
+    shown = CliRunner().invoke(app, ["status", str(tmp_path / "gpt")]).output
+    assert "a start was lost before its attempt began: rank 1 was killed by SIGKILL" in shown
+    page = report_page(view_whole(reading, 1100.0), 1100.0)
+    assert "before attempt 1 began" in page
+    assert page.count("rank 1 was killed by SIGKILL") == 1, "not among the run's facts"
+
+
 @pytest.mark.parametrize(
     ("end", "after_s", "state"),
     [

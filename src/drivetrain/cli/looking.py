@@ -116,6 +116,7 @@ def figures(found: RunStatus) -> list[str]:
     ranks = f"{found.world_size:,} rank{'s' if found.world_size != 1 else ''}"
     where = f" ({found.layout})" if found.layout and found.layout != ranks else ""
     lines = [f"{ranks}{where} on {found.device or 'unknown devices'}, {attempts}"]
+    lines += [f"a start was lost before its attempt began: {how}" for how in found.lost_starts]
     if found.reason:
         lines.append(f"last attempt: {found.reason}")
     rates = [f"loss {found.loss:.4f}"] if found.loss is not None else []
@@ -195,7 +196,7 @@ def runs_table(found: list[RunStatus], now_s: float) -> Table:
 def as_document(found: RunStatus) -> dict[str, Any]:
     ledger, money = found.ledger, found.money
     names = ("name", "state", "reason", "step", "max_steps", "num_attempts", "world_size", "layout")
-    rates = ("device", "loss", "samples_per_s", "tokens_per_s", "mfu", "last_sign_s")
+    rates = ("device", "loss", "samples_per_s", "tokens_per_s", "mfu", "last_sign_s", "lost_starts")
     return {
         **{name: getattr(found, name) for name in (*names, *rates)},
         "wall_s": ledger.wall_s,

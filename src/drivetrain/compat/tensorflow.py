@@ -230,12 +230,13 @@ class TensorFlowDistributedTrainer:
         settled, number = next_run_directory()
         directory, attempt = self._directory(settled)
         self.run_dir = directory.path
+        facts = self._facts()  # with the starts before it, which remember_attempt() forgets
         if self._identity.local_rank == 0:
             remember_directory(number, directory.path)
             remember_attempt(attempt)
         if self._identity.is_main:
             directory.write_run_yaml(f"name: {directory.path.name}\n", attempt)
-            directory.begin_attempt(attempt, self._facts())
+            directory.begin_attempt(attempt, facts)
         sinks = [make_sink(name, directory) for name in self._sinks if self._identity.is_main]
         with Recorder(directory.events(self._identity.rank), sinks, attempt) as recorder:
             recorder.instant("attempt", number=attempt)

@@ -125,10 +125,12 @@ def _without_its_flag(file: str) -> Problem:
 
 
 def _read(file: Path) -> tuple[_Said, list[Problem]]:
+    text = ""
     try:
-        document = parse_yaml(read_text(file), _Loader) or {}
+        text = read_text(file)
+        document = parse_yaml(text, _Loader) or {}
     except (OSError, ValueError, DamagedRun, yaml.YAMLError) as error:
-        return {}, [Problem("--config", *_why_unreadable(error), str(file))]
+        return {}, [Problem("--config", *_why_unreadable(error, text), str(file))]
     if not isinstance(document, dict):
         return {}, [
             Problem("--config", "contains no keys", "write key: value lines", str(file)),
@@ -141,22 +143,31 @@ def _read(file: Path) -> tuple[_Said, list[Problem]]:
     return said_by_file(values, file, recorded if isinstance(recorded, dict) else {}), []
 
 
-def _why_unreadable(error: Exception) -> tuple[str, str]:
+def _why_unreadable(error: Exception, text: str) -> tuple[str, str]:
     """Return the rule that a file breaks, and what to do."""
     if isinstance(error, set_once.SetTwice):
         return str(error), set_once.REMEDY
     if isinstance(error, yaml.YAMLError):
-        return _yaml_reason(error), "fix the YAML"
+        return _yaml_reason(error, text)
     if isinstance(error, NotAFile):
         return error.rule, "give the path of a YAML file"
     return getattr(error, "strerror", None) or str(error), "give the path of a YAML file"
 
 
-def _yaml_reason(error: yaml.YAMLError) -> str:
+def _yaml_reason(error: yaml.YAMLError, text: str) -> tuple[str, str]:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
-        return f"not YAML at line {mark.line + 1}, column {mark.column + 1} ({error.problem})"
-    return f"not YAML ({error})"
+        place = f"not YAML at line {mark.line + 1}, column {mark.column + 1}"
+        if _is_tab(mark, text):
+            return f"{place}: a tab, and YAML is indented with spaces", "write spaces there"
+        return f"{place} ({error.problem})", "fix the YAML"
+    return f"not YAML ({error})", "fix the YAML"
+
+
+def _is_tab(mark: Any, text: str) -> bool:
+    """Whether a tab is where the parser could not go on; it only says "a character"."""
+    line = (text.split("\n")[mark.line : mark.line + 1] or [""])[0]
+    return line[mark.column : mark.column + 1] == "\t"
 
 
 def _parse(text: str) -> Any:

@@ -175,15 +175,12 @@ class BatchPlan:
         turns = self.num_idle_turns + self.num_micro_batches
         if not self.has_many_idle_turns:
             return ""
-        full = self.micro_batch_size * self.num_ranks
         has_too_many = self.num_ranks > self.num_micro_batches
         fewer = f"at most {self.num_micro_batches} data-parallel ranks, " if has_too_many else ""
         return (
             f"{self.num_idle_turns} of {turns} micro-batch slots per step have no samples: "
             f"global_batch_size {self.global_batch_size} is {self.num_micro_batches} "
-            f"micro-batches of {self.micro_batch_size}; use {fewer}"
-            f"a global_batch_size of {full} (micro_batch_size {self.micro_batch_size} × "
-            f"{self.num_ranks} ranks) or a multiple of it"
+            f"micro-batches of {self.micro_batch_size}; use {fewer}{self._full_size}"
             f"{self._smaller_size}"
         )
 
@@ -192,6 +189,17 @@ class BatchPlan:
         """Whether enough turns are idle for a warning."""
         turns = self.num_idle_turns + self.num_micro_batches
         return self.num_idle_turns >= _MUCH_IDLE * turns
+
+    @property
+    def _full_size(self) -> str:
+        """The warning's words on the next global batch that fills every slot."""
+        full = self.micro_batch_size * self.num_ranks
+        times = -(-self.global_batch_size // full)
+        slots = f"micro_batch_size {self.micro_batch_size} × {self.num_ranks} ranks"
+        if times == 1:
+            return f"a global_batch_size of {full} ({slots}) or a multiple of it"
+        size = f"a global_batch_size of {times * full} ({slots} × accumulation {times})"
+        return f"{size} or another multiple of {full}"
 
     @property
     def _smaller_size(self) -> str:

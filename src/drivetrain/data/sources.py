@@ -58,6 +58,8 @@ class Source:
     """The DataLoader's own, which is not used; None without one."""
     loader_drops_last: bool = False
     """Whether the DataLoader has drop_last, which is not used."""
+    loader_has_generator: bool = False
+    """Whether the DataLoader would shuffle with its own generator, which is not used."""
 
     def epoch_length(self, micro_batch_size: int) -> int | None:
         """Return the samples in an epoch, counting each batch of a batch sampler as full."""
@@ -149,6 +151,7 @@ def source_from(data: Any, config: Data, name: str = "data") -> Source:
             why_in_this_order=_why(order, is_stream=length is None),
             loader_batch_size=data.batch_size,
             loader_drops_last=data.drop_last,
+            loader_has_generator=order is True and _has_generator(data),
             collate=_collate(data, is_batched=is_batched),
             is_batched=is_batched,
             num_workers=max(config.num_workers, data.num_workers),
@@ -289,6 +292,11 @@ def _order_of(loader: DataLoader[Any]) -> bool | UserSampler:
     if _is_stock(sampler, SequentialSampler):
         return False
     return UserSampler.of(sampler, yields_batches=False)
+
+
+def _has_generator(loader: DataLoader[Any]) -> bool:
+    own = loader.generator, getattr(loader.sampler, "generator", None)
+    return any(generator is not None for generator in own)
 
 
 def _why(order: bool | UserSampler, *, is_stream: bool) -> str:

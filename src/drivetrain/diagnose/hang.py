@@ -32,6 +32,17 @@ _SAME_ORDER = (
 )
 
 
+def _remedy(one: str, other: str) -> str:
+    """Give the remedy for one collective with two sizes, from the lines of the two calls.
+
+    Only calls from one line are surely the same collective. Padding two different ones would let
+    the run go on and mix tensors that have nothing to do with each other.
+    """
+    if one and other:
+        return _SAME_SHAPE if one == other else _SAME_ORDER
+    return f"{_SAME_ORDER}; if there is none, {_SAME_SHAPE}"
+
+
 def mismatch(evidence: Evidence, found: CallDifference) -> Finding:
     """Build the finding for ranks that called different collectives under one number."""
     calls = dict(sorted(found.calls.items()))
@@ -46,11 +57,7 @@ def mismatch(evidence: Evidence, found: CallDifference) -> Finding:
         f"{evidence.who(first)} called {_called(evidence, first, calls[first])} where "
         f"{evidence.who(other)} called {_called(evidence, other, calls[other])}"
     )
-    remedy = (
-        _SAME_SHAPE
-        if same_op and calls[first].user_frame == calls[other].user_frame
-        else _SAME_ORDER
-    )
+    remedy = _remedy(line, evidence.line_of(other, calls[other])) if same_op else _SAME_ORDER
     return Finding(
         Severity.ERROR,
         Kind.MISMATCH,
@@ -84,17 +91,30 @@ def aborted(evidence: Evidence, rank: int) -> Finding | None:
     difference = first_difference(everyone)
     if difference is not None:
         return mismatch(evidence, difference)
-    pending = next((calls.latest for calls in others.values() if calls.latest), None)
-    line = evidence.line(rank)
-    than = f" than the {pending} that {listed(list(others))} called" if pending else ""
+    return _of_another_size(evidence, rank, thread)
+
+
+def _of_another_size(evidence: Evidence, rank: int, thread: Thread) -> Finding:
+    """Build the finding for an aborted rank of which only the stack is known."""
+    line, others_line = evidence.line(rank), ""
     # an aborted rank loses its record: of several, it is unknown which one called it
     ended = sorted(r for r, code in evidence.exits.items() if code == -signal.SIGABRT)
     who = evidence.who(rank) if len(ended) < 2 else f"one of {listed(ended)} ({evidence.host})"
+    what = f"{who} called {thread.call_of_torch_distributed or 'a collective'}"
+    what += f" at {line}" if line else ""
+    called = {r: calls.latest for r, calls in evidence.calls.items() if r != rank}
+    other, call = next(((r, call) for r, call in called.items() if call), (rank, None))
+    if call is None:
+        what += " with tensors of another size than the other ranks'"
+    else:
+        others_line = evidence.line_of(other, call)
+        what += f" where {evidence.who(other)} called {_called(evidence, other, call)}"
+        what += ": the sizes of their tensors differ"
     return Finding(
         Severity.ERROR,
         Kind.MISMATCH,
-        f"{who} called a collective of a different size{than}, at {line}",
-        _SAME_SHAPE,
+        what,
+        _remedy(line, others_line),
         ("gloo aborts a process that receives more data than it asked for",),
         tuple(ended) or (rank,),
         evidence.host_of(rank),

@@ -8,6 +8,7 @@ doing. The supervisor reads the pages; neither side waits for the other.
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import os
 import struct
@@ -15,7 +16,7 @@ import time
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from drivetrain.core.files import write_whole
 from drivetrain.core.processes import is_interactive
@@ -31,8 +32,10 @@ COMMAND_S = "DRIVETRAIN_COMMAND_S"
 LAUNCHED_S = "DRIVETRAIN_LAUNCHED_S"
 """When the supervisor started the ranks of this attempt."""
 TRAINS = "trains"
+_KEEPS_ALL = "keeps all checkpoints in its run directory"
 ATTEMPT, LAST_ATTEMPT = "attempt", "last-attempt"
 """The number of the attempt that the ranks have opened, and of the one before they were started."""
+_LOST_STARTS = "lost-starts"
 _PAGE = struct.Struct("<qqqqqq")
 """step, phase, process id, time in ns, the slowest recent step in ns, whether it compiles"""
 _FADING = 0.99
@@ -160,8 +163,8 @@ def is_first_run() -> bool:
     return _opened <= 1
 
 
-def beginnings() -> dict[str, float]:
-    """Return when the command began, and when this attempt's processes were started.
+def beginnings() -> dict[str, Any]:
+    """Return when the command began, when this attempt's processes were started, and lost starts.
 
     A run that is not the script's first, or is in a notebook, began with its own fit().
     """
@@ -169,10 +172,28 @@ def beginnings() -> dict[str, float]:
     if _opened > 1 or is_interactive():
         return {"command_s": now_s, "launched_s": now_s}
     launched_s = float(os.environ.get(LAUNCHED_S) or process_began_s())
+    lost = _lost_starts()
     return {
         "command_s": float(os.environ.get(COMMAND_S) or launched_s),
         "launched_s": launched_s,
+        **({"lost_starts": lost} if lost else {}),
     }
+
+
+def note_lost_start(session: Path, how: str) -> None:
+    """Keep how a start ended that opened no attempt: the next attempt's facts name it."""
+    with contextlib.suppress(OSError), (session / _LOST_STARTS).open("a") as file:
+        file.write(json.dumps(how) + "\n")
+
+
+def _lost_starts() -> list[str]:
+    """Return how each start ended since the last attempt was opened."""
+    session = os.environ.get(SESSION)
+    try:
+        lines = (Path(session) / _LOST_STARTS).read_text().splitlines() if session else []
+        return [str(json.loads(line)) for line in lines]
+    except (OSError, ValueError):
+        return []
 
 
 def launcher_of(environment: str) -> str:
@@ -221,11 +242,22 @@ def run_directory_in(session: Path, number: int = 0) -> Path | None:
         return None
 
 
-def mark_training() -> None:
-    """Tell the supervisor that this script trains with Drivetrain, and so can be resumed."""
+def mark_training(*, keeps_all: bool = False) -> None:
+    """Tell the supervisor that this script trains with Drivetrain, and so can be resumed.
+
+    `keeps_all`: all checkpoints it could start from are in its run's directory.
+    """
     session = os.environ.get(SESSION)
     if session is not None:
-        (Path(session) / TRAINS).touch()
+        (Path(session) / TRAINS).write_text(_KEEPS_ALL if keeps_all else "")
+
+
+def keeps_all_in_run(session: Path) -> bool:
+    """Whether a run that has no checkpoint in its directory certainly has none."""
+    try:
+        return (session / TRAINS).read_text() == _KEEPS_ALL
+    except OSError:
+        return False
 
 
 def remember_attempt(number: int) -> None:
@@ -233,6 +265,7 @@ def remember_attempt(number: int) -> None:
     session = os.environ.get(SESSION)
     if session is not None:
         (Path(session) / ATTEMPT).write_text(str(number))
+        (Path(session) / _LOST_STARTS).unlink(missing_ok=True)  # they are in its facts
 
 
 def forget_attempt(session: Path) -> None:

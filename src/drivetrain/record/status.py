@@ -35,6 +35,8 @@ class RunStatus:
     step: int
     max_steps: int | None
     num_attempts: int
+    lost_starts: tuple[str, ...]
+    """How each start ended that opened no attempt; their time is start-up."""
     world_size: int
     layout: str
     device: str
@@ -72,6 +74,7 @@ def status_of(run: RunReading, now_s: float) -> RunStatus:
         step=max(run.last_step(), last.last_step if last is not None else 0),
         max_steps=facts.get("total_steps") or run.config.get("max_steps"),
         num_attempts=len(attempts),
+        lost_starts=tuple(how for attempt in attempts for how in attempt.lost_starts),
         world_size=last.world_size if last is not None else 0,
         layout=str(facts.get("layout") or ""),
         device=str(facts.get("device_name") or facts.get("device") or ""),

@@ -80,11 +80,16 @@ class Assembly:
         return total_steps_of(self.config, self.feed.plan)
 
 
+def _keeps_all_in_run(config: RunConfig) -> bool:
+    """Whether the run can start only from checkpoints in its own directory."""
+    return config.checkpoint.directory is None and config.checkpoint.resume_from is None
+
+
 def assemble(
     task: Task, resolved: ResolvedConfig, source: Source, world: World | None = None
 ) -> Assembly:
     """Join the world, unless it is given; distribute the model and set up the data."""
-    mark_training()
+    mark_training(keeps_all=_keeps_all_in_run(resolved.config))
     identity = detect()
     share_console(resolved.config.record.log_ranks, identity.rank, identity.world_size)
     if os.environ.get("DRIVETRAIN_LIVE"):

@@ -207,11 +207,12 @@ def _open_directory(assembly: Assembly) -> RunDirectory:
 
 def _begin(assembly: Assembly, directory: RunDirectory, number: int, resumed_step: int) -> None:
     """Record, on rank 0, what this attempt starts with."""
+    facts = _facts(assembly)  # with the starts before it, which remember_attempt() forgets
     if assembly.world.identity.local_rank == 0:
         remember_attempt(number)
     if assembly.world.is_main:
         directory.write_run_yaml(assembly.resolved.to_yaml(), number)
-        directory.begin_attempt(number, {**_facts(assembly), "resumed_step": resumed_step})
+        directory.begin_attempt(number, {**facts, "resumed_step": resumed_step})
 
 
 def open_recorder(assembly: Assembly, directory: RunDirectory, attempt: int) -> Recorder:

@@ -18,7 +18,7 @@ from drivetrain.view.builders import GridBuilder, Logbook
 from drivetrain.view.run_view import AttemptView, LedgerView, RunView
 from drivetrain.view.summary import planned_and_measured
 
-_HIDDEN_FACTS = ("started_s", "launched_s", "command_s", "resumed_step")
+_HIDDEN_FACTS = ("started_s", "launched_s", "command_s", "resumed_step", "lost_starts")
 _BINS = 120
 
 
@@ -49,6 +49,7 @@ def describe_attempts(
                 num_ranks=attempt.world_size,
                 host=attempt.host,
                 what=attempt.reason,
+                lost_starts=attempt.lost_starts,
             )
         )
     return shown

@@ -31,6 +31,8 @@ class AttemptView:
     host: str
     what: str
     """One sentence on how it ended."""
+    lost_starts: Sequence[str] = ()
+    """How each start ended that came before it and opened no attempt."""
 
     @property
     def steps(self) -> str:

@@ -98,6 +98,12 @@ class PastAttempt:
         return f"rank {cause.get('rank')}: {said or how}"
 
     @property
+    def lost_starts(self) -> tuple[str, ...]:
+        """How each start ended that came before it and opened no attempt."""
+        lost = self.start.get("lost_starts")
+        return tuple(map(str, lost)) if isinstance(lost, list) else ()
+
+    @property
     def resumed_step(self) -> int:
         """The step it resumed from; 0 if it started from scratch."""
         return int(self.start.get("resumed_step") or 0)

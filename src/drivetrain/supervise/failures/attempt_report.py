@@ -20,6 +20,8 @@ from drivetrain.record.session import (
     ATTEMPT,
     LAST_ATTEMPT,
     RUN_DIR,
+    keeps_all_in_run,
+    note_lost_start,
     read_progress,
     run_directory_in,
 )
@@ -102,13 +104,15 @@ def traceback_file(run: RunDirectory, attempt: int, rank: int) -> Path:
 def last_saved_step(session: Path) -> int | None:
     """The newest checkpoint's step; 0 if there certainly is none, None if that is not known.
 
-    Claims are stored where a run saves. Without one, the checkpoints are elsewhere (at an address
-    that would need a network request); a claim that resumes from a step has found a checkpoint.
+    Claims are stored where a run saves. Without one, either no attempt has got that far, or the
+    checkpoints are elsewhere (at an address that would need a network request); a claim that
+    resumes from a step has found a checkpoint.
     """
     given = os.environ.get(RUN_DIR)
     path = run_directory_in(session) or (Path(given) if given else None)
+    keeps_all = keeps_all_in_run(session)
     if path is None:
-        return None
+        return 0 if keeps_all else None
     try:
         storage = storage_at(RunDirectory(path).checkpoints)
         claims = read_claims(storage)
@@ -116,7 +120,7 @@ def last_saved_step(session: Path) -> int | None:
         newest = next((each for each in listed if each.state in ("good", "damaged")), None)
         if newest is not None:
             return newest.step if newest.state == "good" else None
-        begins_anew = bool(claims) and not any(claim.step for claim in claims)
+        begins_anew = (bool(claims) or keeps_all) and not any(claim.step for claim in claims)
         return 0 if begins_anew else None
     except Exception:  # it only affects a message: it must not end the supervisor
         return None
@@ -161,6 +165,9 @@ def write_end(
     if named is None:
         if not account.restarts:
             _write_last(session, account)
+        elif account.end.kind is not EndKind.RESIZED:
+            how = account.how if account.failures else f"{account.host}: {account.how}"
+            note_lost_start(session, clean_text(how))
         return None
     run, attempt = named
     only_noticed = account.end.kind in (EndKind.PEER, EndKind.RESIZED)

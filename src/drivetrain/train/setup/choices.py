@@ -60,7 +60,8 @@ def choose_what_is_brought(
     """Record what the script brings in place of the config's keys; return lines about it."""
     resolved, notes = choose_order(resolved, source)
     resolved, warnings = choose_schedule(task, resolved)
-    return resolved, notes + note_on_batches(resolved.config, source) + warnings
+    notes += note_on_batches(resolved.config, source)
+    return resolved, notes + note_on_generator(resolved.config, source) + warnings
 
 
 def note_on_batches(config: RunConfig, source: Source) -> list[str]:
@@ -79,6 +80,15 @@ def note_on_batches(config: RunConfig, source: Source) -> list[str]:
         return []
     is_or_are = "is" if len(unused) == 1 else "are"
     return [f"data: its DataLoader's {' and '.join(unused)} {is_or_are} not used: {instead}"]
+
+
+def note_on_generator(config: RunConfig, source: Source) -> list[str]:
+    """Return a line if a DataLoader's own random numbers do not decide the order."""
+    if not source.loader_has_generator:
+        return []
+    return [
+        f"data: the DataLoader's generator is not used: the order comes from seed={config.seed}"
+    ]
 
 
 def choose_order(resolved: ResolvedConfig, source: Source) -> tuple[ResolvedConfig, list[str]]:

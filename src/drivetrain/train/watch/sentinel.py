@@ -70,9 +70,15 @@ class Sentinel:
         return (
             f"sentinel: after step {step} the copies of {drifts[0].parameter}{more} are not the "
             f"same: {_who(drifts[0].ranks, ranks)}; look for code that changes weights on some "
-            f"ranks only, or a faulty device there, and resume from a checkpoint of step "
-            f"{self._agreed_at} or earlier: until then they agreed"
+            f"ranks only, or a faulty device there, and {where_from(self._agreed_at)}"
         )
+
+
+def where_from(agreed_at: int | None) -> str:
+    """Return where to start again; a checkpoint is named only if the run can have one."""
+    if not agreed_at:
+        return "then start the run anew: no earlier step of it was checked"
+    return f"resume from a checkpoint of step {agreed_at} or earlier: until then they agreed"
 
 
 @dataclass(frozen=True)
