@@ -85,6 +85,43 @@ def test_a_layout_that_cannot_be_run_fails_with_its_own_words(tmp_path: Path) ->
     assert "parallel.strategy = nonsense" in output
 
 
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("loss", "why"),
+    [("sum", "the loss is a sum over the samples"), ("weight", "Total(sum, count)")],
+)
+def test_a_script_on_auto_whose_loss_depends_on_the_size_is_not_certified(
+    tmp_path: Path, loss: str, why: str
+) -> None:
+    words = (str(ROOT / "tests" / "parity" / "auto_size.py"), loss)
+    code, output = verify(tmp_path, *words, "--layouts", "ddp:2", "--steps", "4")
+    assert code == 1, output
+    assert "same training" in output
+    assert "certified only with micro_batch_size=16" in output
+    assert "in micro-batches of 16, and" in output
+    assert why in output
+    words = (*words, "micro_batch_size=16")
+    code, output = verify(tmp_path, *words, "--layouts", "ddp:2", "--steps", "4", "--json")
+    assert code == 0, output
+    certificate = json.loads(output)
+    assert certificate["holds"]
+    assert certificate["layouts_hold"]
+    assert certificate["depends_on_size"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_script_on_auto_whose_loss_does_not_depend_on_the_size_is_certified(
+    tmp_path: Path,
+) -> None:
+    words = (str(ROOT / "tests" / "parity" / "auto_size.py"), "total")
+    code, output = verify(tmp_path, *words, "--layouts", "ddp:2", "--steps", "4")
+    assert code == 0, output
+    assert "micro_batch_size is auto; fixed at 16 for every layout" in output
+    assert output.rstrip().endswith("\n  certified")
+
+
 def test_a_layout_with_a_typing_error_is_refused_at_once(tmp_path: Path) -> None:
     code, output = verify(tmp_path, SCRIPT, "--layouts", "dpp:2")
     assert code == 2

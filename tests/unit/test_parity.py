@@ -18,6 +18,7 @@ from drivetrain.verify.parity.compare import (
 )
 from drivetrain.verify.parity.fingerprint import deviation, fingerprint, of_number
 from drivetrain.verify.parity.layouts import AskedLayout, parse_layouts
+from drivetrain.verify.parity.micro_batches import differ_under_auto, grows_with_size
 from drivetrain.verify.parity.trace import Key, TraceEntry, TraceStage, own_name
 
 FP32 = TOLERANCES["fp32"]
@@ -87,6 +88,22 @@ def test_everything_wrong_with_layouts_is_said_at_once() -> None:
         parse_layouts("hsdp2x2")
     with pytest.raises(ConfigError, match="names no layout"):
         parse_layouts(" ,")
+
+
+def test_ranks_that_share_a_batch_do_not_make_micro_batches_smaller() -> None:
+    layouts = parse_layouts("tp:2,fsdp+tp:2x2,hsdp:2x2,tp+pp:2x2")
+    assert [layout.num_shares for layout in layouts] == [1, 2, 4, 1]
+    assert differ_under_auto(layouts)
+    assert not differ_under_auto([layouts[0], layouts[3]])
+
+
+def test_a_loss_that_grows_with_its_micro_batch_is_a_sum() -> None:
+    small = {1: StepNumbers(10.0, 1.0), 2: StepNumbers(9.0, 1.0)}
+    assert grows_with_size(8, small, 32, {1: StepNumbers(40.02, 1.0)})
+    assert not grows_with_size(8, small, 32, {1: StepNumbers(20.0, 1.0)})
+    assert not grows_with_size(8, small, 32, {1: StepNumbers(10.1, 1.0)})
+    assert not grows_with_size(8, small, 32, {1: StepNumbers(math.nan, 1.0)})
+    assert not grows_with_size(8, {}, 32, {})
 
 
 def test_the_first_step_that_parts() -> None:

@@ -138,7 +138,35 @@ def _show_parity(console: Console, certificate: ParityCertificate) -> None:
     for result in certificate.results:
         for line in _parity_lines(result, width):
             console.print(f"  {line}", markup=False)
-    console.print("\n  certified" if certificate.holds else "\n  NOT certified")
+    console.print(f"\n  {_verdict(certificate)}", markup=False)
+
+
+def _verdict(certificate: ParityCertificate) -> str:
+    depends = certificate.depends_on_size
+    if depends is None:
+        return "certified" if certificate.holds else "NOT certified"
+    parting, size = depends.parting, depends.fixed
+    verdict = f"certified only with micro_batch_size={size}"
+    if not certificate.layouts_hold:
+        verdict = "NOT certified"
+    if depends.is_sum:
+        remedy = (
+            'the loss is a sum over the samples: use reduction="mean", or divide by their number'
+        )
+    else:
+        remedy = (
+            f"dropout or batch norm: set micro_batch_size={size}; a loss that is not a plain mean "
+            "over the samples (weight=, ignore_index): return Total(sum, count)"
+        )
+    at_size = f"{parting.reference:.6g} in micro-batches of {size}"
+    lines = (
+        verdict,
+        "with micro_batch_size = auto, another number of ranks is another training: on one process",
+        f"the {parting.what} of step {parting.step} is {at_size}, and {parting.here:.6g} in "
+        f"micro-batches of {depends.other}",
+        remedy,
+    )
+    return "\n    ".join(lines)
 
 
 def _traced(allowed: Tolerance) -> str:

@@ -36,6 +36,12 @@ from drivetrain.verify.parity.compare import (
     locate,
 )
 from drivetrain.verify.parity.layouts import ONE_PROCESS, AskedLayout
+from drivetrain.verify.parity.micro_batches import (
+    SizeDependence,
+    differ_under_auto,
+    grows_with_size,
+    shared_micro_batch,
+)
 from drivetrain.verify.parity.trace import FOLDER, LAST_STEP, TraceEntry, read_trace
 from drivetrain.verify.scalars import step_scalars
 
@@ -108,16 +114,24 @@ class ParityCertificate:
     tolerance: Tolerance
     notes: tuple[str, ...]
     results: tuple[LayoutResult, ...]
+    depends_on_size: SizeDependence | None = None
+    """Set if micro_batch_size is auto, and the training depends on it."""
+
+    @property
+    def layouts_hold(self) -> bool:
+        """Whether every layout trains the same as one process, at the same micro-batch size."""
+        return all(result.holds for result in self.results)
 
     @property
     def holds(self) -> bool:
-        """Whether every layout trains the same as one process."""
-        return all(result.holds for result in self.results)
+        """Whether every layout trains the same as one process, as the script is configured."""
+        return self.layouts_hold and self.depends_on_size is None
 
     def to_dict(self) -> dict[str, Any]:
         return {
             **asdict(self),
             "results": [result.to_dict() for result in self.results],
+            "layouts_hold": self.layouts_hold,
             "holds": self.holds,
         }
 
@@ -215,15 +229,17 @@ def certify_parity(
             )
             runner = replace(runner, hooks=f"{_TRACE},{_NO_DROPOUT}")
         say("1 process")
-        reference = runner.run(ONE_PROCESS)
+        reference = at_auto = runner.run(ONE_PROCESS)
         config, sources = reference.config()
-        if sources["micro_batch_size"].startswith("chosen"):
-            fixed = _shared_micro_batch(int(config["global_batch_size"]), widest)
-            notes.append(
-                f"micro_batch_size is auto; fixed at {fixed} for every layout, since dropout and "
-                "batch norm depend on it"
-            )
+        chosen, fixed = int(config["micro_batch_size"]), None
+        # a batch sampler's size is chosen, too, but not by the number of ranks
+        if sources["micro_batch_size"].startswith("chosen") and chosen == int(
+            config["global_batch_size"]
+        ):
+            fixed = shared_micro_batch(chosen, widest)
+            notes.append(f"micro_batch_size is auto; fixed at {fixed} for every layout")
             runner = replace(runner, settings=(*settings, f"micro_batch_size={fixed}"))
+        if fixed not in (None, chosen):
             reference = runner.run(ONE_PROCESS)
         said = config["precision"]
         precision = "float8" if said.get("float8", "none") != "none" else str(said["dtype"])
@@ -235,11 +251,16 @@ def certify_parity(
             )
             allowed = replace(allowed, judges_traces=False)
         compared = Compared(runner, reference, allowed)
+        depends = None
+        if fixed is not None and differ_under_auto(layouts):
+            depends = _dependence(compared, fixed, at_auto, chosen)
         results = []
         for layout in layouts:
             say(layout.name)
             results.append(_certify_layout(compared, layout))
-    return ParityCertificate(argv[0], steps, precision, allowed, tuple(notes), tuple(results))
+    return ParityCertificate(
+        argv[0], steps, precision, allowed, tuple(notes), tuple(results), depends
+    )
 
 
 @dataclass(frozen=True)
@@ -262,6 +283,19 @@ class Compared:
         """Run both once more with traces up to `step`, and locate the difference."""
         longer = self.runner.run(ONE_PROCESS, step).traces.get(0, [])
         return locate(longer, self.runner.run(layout, step).traces, self.allowed)
+
+
+def _dependence(compared: Compared, fixed: int, at_auto: Ran, size: int) -> SizeDependence | None:
+    """Compare one process with itself at the size that `auto` chooses for it."""
+    expected, here = compared.reference.numbers, at_auto.numbers
+    parting = first_parting(expected, here, compared.allowed)
+    if parting is None:
+        return None
+    if parting.step > TRACED_STEPS:
+        deviation, _ = largest_deviations(expected, here)
+        if compared.itself.explains(parting, deviation):
+            return None
+    return SizeDependence(fixed, size, parting, is_sum=grows_with_size(fixed, expected, size, here))
 
 
 def _certify_layout(compared: Compared, layout: AskedLayout) -> LayoutResult:
@@ -290,9 +324,3 @@ def read_numbers(run: Path) -> Numbers:
         step: StepNumbers(float(values["train/loss"]), values.get("train/grad_norm"))
         for step, values in step_scalars(run).items()
     }
-
-
-def _shared_micro_batch(global_batch_size: int, num_ranks: int) -> int:
-    """A micro-batch size that all layouts can use, for a script that does not set one."""
-    most = max(1, global_batch_size // num_ranks)
-    return max(size for size in range(1, most + 1) if global_batch_size % size == 0)

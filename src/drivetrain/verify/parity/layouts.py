@@ -37,6 +37,14 @@ class AskedLayout:
         axes = ("parallel.tp=", "parallel.pp=", "parallel.cp=")
         return any(override.startswith(axes) for override in self.overrides)
 
+    @property
+    def num_shares(self) -> int:
+        """Into how many parts its ranks divide a batch."""
+        axes = ("parallel.tp", "parallel.pp", "parallel.cp")
+        settings = [override.partition("=") for override in self.overrides]
+        sizes = [int(value) for key, _, value in settings if key in axes and value.isdigit()]
+        return max(1, self.num_ranks // max(1, math.prod(sizes)))
+
 
 ONE_PROCESS = AskedLayout("1 process", 1)
 
