@@ -101,8 +101,8 @@ def test_a_script_on_auto_whose_loss_depends_on_the_size_is_not_certified(
     assert "certified only with micro_batch_size=16" in output
     assert "in micro-batches of 16, and" in output
     assert why in output
-    words = (*words, "micro_batch_size=16")
-    code, output = verify(tmp_path, *words, "--layouts", "ddp:2", "--steps", "4", "--json")
+    fixed = (*words, "micro_batch_size=16")
+    code, output = verify(tmp_path, *fixed, "--layouts", "ddp:2", "--steps", "4", "--json")
     assert code == 0, output
     certificate = json.loads(output)
     assert certificate["holds"]
