@@ -41,6 +41,18 @@ def test_a_script_is_certified(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
+def test_settings_that_do_not_fit_a_short_run_on_one_process_give_way(tmp_path: Path) -> None:
+    saving = ("checkpoint.keep_best=accuracy", "optimization.warmup_steps=50")
+    own = (*saving, "micro_batch_size=16", "parallel.strategy=fsdp", "parallel.dp_shard=2")
+    script = str(ROOT / "tests" / "parity" / "auto_size.py")
+    code, output = verify(tmp_path, script, "total", *own, "--layouts", "ddp:2", "--steps", "3")
+    assert code == 0, output
+    assert "checkpoint.keep_best = null, instead of accuracy: this check saves nothing" in output
+    assert "optimization.warmup_steps = 3, instead of 50: this check has 3 steps" in output
+
+
+@pytest.mark.slow
 def test_of_an_own_loop_it_says_what_was_not_compared(tmp_path: Path) -> None:
     script = str(ROOT / "examples" / "keep_your_loop.py")
     code, output = verify(tmp_path, script, "--layouts", "ddp:2", "--steps", "3")

@@ -236,7 +236,7 @@ def drill_script(argv: tuple[str, ...], ranks: int, kinds: tuple[str, ...], step
         raise ConfigError([Problem("--faults", "unknown", f"use some of {known}", unknown[0])])
     _check_script(argv)
     console = terminal()
-    setting = Setting((*argv, f"checkpoint.every_steps={max(1, step // 4)}"), ranks)
+    setting = Setting(argv, ranks, forced=(f"checkpoint.every_steps={max(1, step // 4)}",))
     passed = True
     with (
         tempfile.TemporaryDirectory(prefix="drill-") as scratch,

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from drivetrain.config.command_line import argv_of_script, own_flags, with_engines_flags
+from drivetrain.config.giving_way import give_way
 from drivetrain.config.keys import flatten, leaf_keys, nearest_key, unflatten, walk_fields
 from drivetrain.config.provenance import (
     ResolvedConfig,
@@ -179,6 +180,7 @@ def _parse(text: str) -> Any:
 
 def _check(said: _Said, problems: list[Problem]) -> ResolvedConfig:
     said, twice = _renamed(said)
+    said = give_way(said)
     problems = problems + twice
     # a section with nothing under it sets nothing
     said = {key: entry for key, entry in said.items() if entry[0] is not None or not _inside(key)}

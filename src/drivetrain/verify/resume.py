@@ -65,7 +65,7 @@ def certify_resume(argv: tuple[str, ...], steps: int, ranks: int, then_ranks: in
     half = steps // 2
     every = max(1, half // 4)
     settings = (f"max_steps={steps}", f"checkpoint.every_steps={every}")
-    setting = Setting((*argv, *settings), ranks)
+    setting = Setting(argv, ranks, forced=settings)
     with tempfile.TemporaryDirectory(prefix="certificate-") as scratch:
         whole, killed = Path(scratch) / "whole", Path(scratch) / "killed"
         problems = run_once(setting, Faults(), whole).problems

@@ -140,6 +140,8 @@ class Setting:
     """A small disk for checkpoints, for faults that fill it."""
     templates: tuple[Template, ...] = ()
     """Per node, the template its processes are forked from; empty: started on this machine."""
+    forced: tuple[str, ...] = ()
+    """Settings that are added to the script's, as key=value; those that do not fit give way."""
 
 
 @dataclass(frozen=True)
@@ -349,6 +351,7 @@ def _make_nodes(
         *several,
         *setting.flags,
         *setting.argv,
+        *setting.forced,
     ]
     return [
         DrillNode(
@@ -358,6 +361,7 @@ def _make_nodes(
             setting.ranks,
             None if hosts is None else hosts[index],
             setting.templates[index] if setting.templates else None,
+            forced=setting.forced,
         )
         for index in range(num_nodes)
     ]

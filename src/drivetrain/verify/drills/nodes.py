@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from drivetrain.config.giving_way import forced_by
 from drivetrain.record.session import RankProgress, read_progress
 from drivetrain.supervise.failures.rank_dump import kernel_state
 from drivetrain.supervise.processes.forking import Forked
@@ -38,6 +39,8 @@ class DrillNode:
     host: Host | None = None
     template: Template | None = None
     """The template it is forked from; None: it is started on this machine."""
+    forced: tuple[str, ...] = ()
+    """Those of the command's settings that the drill has added, as key=value."""
     process: subprocess.Popen[bytes] | Forked | None = None
     skew_s: float = 0.0
     """Error of its clock; only if it is forked from a template."""
@@ -50,6 +53,7 @@ class DrillNode:
         (own / "tmp").mkdir(parents=True, exist_ok=True)
         environment = {
             **os.environ,
+            **forced_by(self.forced),
             "TMPDIR": str(own / "tmp"),
             FOLDER: str(self.folder),
             SKEW_S: str(self.skew_s),

@@ -21,6 +21,8 @@ from typing import Any
 
 import yaml
 
+from drivetrain.config.giving_way import forced_by, gave_way
+from drivetrain.config.keys import flatten
 from drivetrain.config.script_parser import settings_problem
 from drivetrain.core.errors import ConfigError, WorkerFailure
 from drivetrain.verify.parity.compare import (
@@ -35,7 +37,7 @@ from drivetrain.verify.parity.compare import (
     largest_deviations,
     locate,
 )
-from drivetrain.verify.parity.layouts import ONE_PROCESS, AskedLayout
+from drivetrain.verify.parity.layouts import ONE_PROCESS, UNDIVIDED, AskedLayout
 from drivetrain.verify.parity.micro_batches import (
     SizeDependence,
     differ_under_auto,
@@ -158,6 +160,7 @@ class Runner:
         others = os.environ.get("DRIVETRAIN_HOOKS")
         environment = {
             **os.environ,
+            **forced_by(self.settings),
             "OMP_NUM_THREADS": str(self.num_threads),
             "DRIVETRAIN_HOOKS": f"{others},{self.hooks}" if others else self.hooks,
             FOLDER: str(folder / "trace"),
@@ -166,6 +169,7 @@ class Runner:
         command = [sys.executable, "-m", "drivetrain", "train", f"--run-dir={folder / 'run'}"]
         command += [f"--nproc-per-node={layout.num_ranks}", "--max-restarts=0", "--spares=0"]
         command += self.argv
+        command += UNDIVIDED if layout.names_all_axes else ()
         with open(folder / "output.txt", "w") as output:
             result = subprocess.run(
                 [*command, *self.settings, *layout.overrides],
@@ -231,6 +235,7 @@ def certify_parity(
         say("1 process")
         reference = at_auto = runner.run(ONE_PROCESS)
         config, sources = reference.config()
+        notes += [f"{key} = {_value(config, key)}, {why}" for key, why in gave_way(sources)]
         chosen, fixed = int(config["micro_batch_size"]), None
         # a batch sampler's size is chosen, too, but not by the number of ranks
         if sources["micro_batch_size"].startswith("chosen") and chosen == int(
@@ -283,6 +288,11 @@ class Compared:
         """Run both once more with traces up to `step`, and locate the difference."""
         longer = self.runner.run(ONE_PROCESS, step).traces.get(0, [])
         return locate(longer, self.runner.run(layout, step).traces, self.allowed)
+
+
+def _value(config: dict[str, Any], key: str) -> Any:
+    value = flatten(config)[key]
+    return "null" if value is None else value
 
 
 def _dependence(compared: Compared, fixed: int, at_auto: Ran, size: int) -> SizeDependence | None:

@@ -45,7 +45,17 @@ class AskedLayout:
         sizes = [int(value) for key, _, value in settings if key in axes and value.isdigit()]
         return max(1, self.num_ranks // max(1, math.prod(sizes)))
 
+    @property
+    def names_all_axes(self) -> bool:
+        """Whether it is a name, which replaces the script's own layout, and not settings of it."""
+        return "=" not in self.name
 
+
+UNDIVIDED = (
+    *(f"parallel.{axis}=auto" for axis in ("dp_replicate", "dp_shard")),
+    *(f"parallel.{axis}=1" for axis in ("tp", "pp", "cp", "ep")),
+)
+"""What a named layout says of the axes that it does not name."""
 ONE_PROCESS = AskedLayout("1 process", 1)
 
 
