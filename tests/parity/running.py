@@ -44,7 +44,12 @@ def train(folder: str, name: str, overrides: Sequence[str]) -> dict[int, StepNum
     changes: dict[str, Any] = unflatten(
         {key: int(value) if value.isdigit() else value for key, value in flat.items()}
     )
-    config = {**SETTINGS, **changes, "output_dir": f"{folder}/runs"}
+    config = {
+        **SETTINGS,
+        "sentinel": {"every_steps": None},  # as in a certificate: it would end a drifting run
+        **changes,
+        "output_dir": f"{folder}/runs",
+    }
     trace = Trace(Path(folder) / name, SETTINGS["max_steps"])
     hooks = [trace] if name == HEALTHY else [MUTANTS[name](), trace]
     history = Trainer(make_task(), config, hooks).fit(make_data())

@@ -111,9 +111,9 @@ def write(name: str, content: bytes) -> Spoil:
 
 def take_from_older(name: str) -> Spoil:
     def spoil(folder: Path) -> None:
-        other = folder.parent / OLDER / name
-        assert other.stat().st_size == (folder / name).stat().st_size
-        shutil.copy(other, folder / name)
+        other = (folder.parent / OLDER / name).read_bytes()
+        size = (folder / name).stat().st_size  # steps differ by some bytes
+        (folder / name).write_bytes(other[:size].ljust(size, b"\0"))
 
     return spoil
 

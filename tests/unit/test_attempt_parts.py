@@ -18,6 +18,7 @@ from drivetrain.checkpoint.manifest import Manifest
 from drivetrain.checkpoint.storage import storage_at
 from drivetrain.diagnose.finding import Finding, Severity
 from drivetrain.diagnose.finding import Kind as Diagnosis
+from drivetrain.record import session
 from drivetrain.record.run_directory import RunDirectory
 from drivetrain.record.session import (
     RUN_DIR,
@@ -350,6 +351,7 @@ def test_a_start_that_opened_no_attempt_is_in_the_facts_of_the_next_one_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SESSION, str(tmp_path))
+    monkeypatch.setattr(session, "_opened", 0)  # other tests of this process have opened runs
     killed = RankFailure(1, 3, -9, "", 0.0)
     write_end(
         tmp_path,
