@@ -89,6 +89,19 @@ def test_a_script_that_parts_from_itself_is_certified_as_far_as_it_can_tell(tmp_
 
 @pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.parametrize(("mode", "verdict"), [("standard", "itself by"), ("bitwise", "0.0e+00")])
+def test_under_bitwise_a_rounding_difference_is_gone(
+    tmp_path: Path, mode: str, verdict: str
+) -> None:
+    script = str(ROOT / "tests" / "parity" / "chaotic.py")
+    words = (script, f"reproducibility={mode}", "--layouts", "ddp:2", "--steps", "20")
+    code, output = verify(tmp_path, *words)
+    assert code == 0, output
+    assert verdict in output
+
+
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_layout_that_cannot_be_run_fails_with_its_own_words(tmp_path: Path) -> None:
     layouts = "parallel.strategy=nonsense@2"
     code, output = verify(tmp_path, SCRIPT, "--layouts", layouts, "--steps", "3")

@@ -8,10 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from drivetrain.cli.verify import _parity_lines
 from drivetrain.core.errors import ConfigError
+from drivetrain.verify.parity.certificate import LayoutResult
 from drivetrain.verify.parity.compare import (
     TOLERANCES,
     StepNumbers,
+    agreed_before,
     first_parting,
     largest_deviations,
     locate,
@@ -120,6 +123,30 @@ def test_the_first_step_that_parts() -> None:
     assert shorter is not None
     assert shorter.step == 3
     assert largest_deviations(reference, norm) == pytest.approx((0.0, 0.1))
+
+
+def test_of_a_late_difference_it_is_said_what_it_may_be() -> None:
+    reference = {step: StepNumbers(1.0, None) for step in range(1, 7)}
+    here = {**reference, 4: StepNumbers(1.0 + 1.5e-7, None), 6: StepNumbers(1.3, None)}
+    parting = first_parting(reference, here, FP32)
+    assert parting is not None
+    agreed = agreed_before(parting, None, reference, here)
+    assert agreed == pytest.approx(1.5e-7)
+    x = torch.randn(64)
+    seen = [entry(TraceStage.UPDATE, "a", x, 6)]
+    other = locate(seen, {0: [entry(TraceStage.UPDATE, "a", 2 * x, 6)]}, FP32)
+    assert agreed_before(parting, other, reference, here) is None
+
+    ddp, bitwise, fsdp = parse_layouts("ddp:2,bitwise:2,fsdp:2")
+    lines = "\n".join(_parity_lines(LayoutResult(ddp, 0.3, 0.0, parting, agreed=agreed), 6))
+    assert "no module or parameter was seen to differ" in lines
+    assert "agreed to 1.5e-07 for 5 steps, then parted at step 6: a rounding difference" in lines
+    assert "run it again with reproducibility=bitwise" in lines
+    for layout in (bitwise, fsdp):
+        result = LayoutResult(layout, 0.3, 0.0, parting, agreed=agreed)
+        assert "again with" not in "\n".join(_parity_lines(result, 6))
+    lines = "\n".join(_parity_lines(LayoutResult(ddp, 0.3, 0.0, parting, other), 6))
+    assert "rounding" not in lines
 
 
 def test_the_first_place_in_order_of_execution_is_named() -> None:

@@ -205,8 +205,28 @@ def _parity_lines(result: LayoutResult, width: int) -> list[str]:
             f"{parting.reference:.6g}"
         )
     if result.divergence is not None:
-        return [*lines, f"  first difference: {result.divergence}"]
-    return [*lines, "  no module or parameter was seen to differ"]
+        lines.append(f"  first difference: {result.divergence}")
+    else:
+        lines.append("  no module or parameter was seen to differ")
+    return lines + _late_parting(result)
+
+
+def _late_parting(result: LayoutResult) -> list[str]:
+    """What to do about a layout that agrees at first: rounding grows, and a rare fault waits."""
+    if result.agreed is None or result.parting is None:
+        return []
+    step = result.parting.step
+    lines = [
+        f"  losses agreed to {result.agreed:.1e} for {step - 1} steps, then parted at step {step}: "
+        "a rounding difference that grew (an activation or a sort that flips) looks like this, "
+        "and so does a rare fault"
+    ]
+    if result.layout.has_bitwise_mode:
+        lines.append(
+            "  to tell them apart, run it again with reproducibility=bitwise and a number as "
+            "micro_batch_size: without a fault both then give the same bits"
+        )
+    return lines
 
 
 # `drivetrain drill`.

@@ -124,7 +124,7 @@ def rehearse(
     The real script, the real sharding and the real collective calls, as the first rank, every
     pipeline stage and the edges of each axis. Reports, with the line: shapes that do not divide,
     missing gradients, too little memory, ranks whose collectives differ. Exit code 1 when anything
-    is found.
+    is found. The script must train with Trainer: one with its own loop (prepare) is refused.
 
     \b
       drivetrain rehearse train.py --world-size 4096 parallel.strategy=fsdp parallel.tp=8

@@ -32,6 +32,7 @@ from drivetrain.verify.parity.compare import (
     Parting,
     StepNumbers,
     Tolerance,
+    agreed_before,
     first_parting,
     lacks_gradients,
     largest_deviations,
@@ -88,6 +89,8 @@ class LayoutResult:
     """Where it began; None if nothing differs, or if the traces do not show it."""
     itself: Itself | None = None
     """Set if the script diverges from itself as far: the comparison ends there."""
+    agreed: float | None = None
+    """Set if rounding may explain a late difference: the largest deviation of a loss before."""
     lacks_gradients: bool = False
     """An engine or servers handle them: outputs, losses and norms were compared."""
     problem: str = ""
@@ -277,6 +280,11 @@ class Compared:
     allowed: Tolerance
 
     @cached_property
+    def is_bitwise(self) -> bool:
+        """Whether the script's own config rules out differences by rounding."""
+        return bool(self.reference.config()[0]["reproducibility"] == "bitwise")
+
+    @cached_property
     def itself(self) -> Itself:
         """The reference compared with itself; runs on first use."""
         nudged = replace(self.runner, hooks=f"{self.runner.hooks},{_NUDGED}").run(ONE_PROCESS)
@@ -325,7 +333,12 @@ def _certify_layout(compared: Compared, layout: AskedLayout) -> LayoutResult:
     except WorkerFailure as failure:
         return LayoutResult(layout, problem=str(failure))
     unseen = lacks_gradients(traces)
-    return LayoutResult(layout, *deviations, parting, divergence, lacks_gradients=unseen)
+    agreed = None
+    if parting is not None and parting.step > TRACED_STEPS and not compared.is_bitwise:
+        agreed = agreed_before(parting, divergence, expected, numbers)
+    return LayoutResult(
+        layout, *deviations, parting, divergence, agreed=agreed, lacks_gradients=unseen
+    )
 
 
 def read_numbers(run: Path) -> Numbers:

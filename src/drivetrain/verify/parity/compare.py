@@ -185,6 +185,20 @@ def first_parting(reference: Numbers, here: Numbers, allowed: Tolerance) -> Part
     return None
 
 
+_GROWN = 1e-2
+"""A place that differs by more did not grow from rounding: something else was computed there."""
+
+
+def agreed_before(
+    parting: Parting, divergence: Divergence | None, reference: Numbers, here: Numbers
+) -> float | None:
+    """How far losses agreed before they part; None if a place shows that it is not rounding."""
+    if divergence is not None and not divergence.deviation < _GROWN:
+        return None
+    before = {step: each for step, each in reference.items() if step < parting.step}
+    return largest_deviations(before, here)[0]
+
+
 def _norm_deviation(reference: StepNumbers, here: StepNumbers) -> float:
     if reference.gradient_norm is None or here.gradient_norm is None:
         return 0.0

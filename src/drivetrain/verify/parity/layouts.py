@@ -38,6 +38,12 @@ class AskedLayout:
         return any(override.startswith(axes) for override in self.overrides)
 
     @property
+    def has_bitwise_mode(self) -> bool:
+        """Whether the same layout can be run with reproducibility=bitwise, and is not."""
+        says = set(self.overrides)
+        return "parallel.strategy=ddp" in says and "reproducibility=bitwise" not in says
+
+    @property
     def num_shares(self) -> int:
         """Into how many parts its ranks divide a batch."""
         axes = ("parallel.tp", "parallel.pp", "parallel.cp")
