@@ -85,6 +85,7 @@ def rehearse_fit(
         trainer.assembly, trainer.resolved = assembly, assembly.resolved
         spread = assembly.engine.spread
         assembly.engine.meter = _Unread(world, counts=spread.counts)
+        assembly.engine.sentinel = None  # values are not computed, so copies cannot be compared
         spread.expects_all = False  # _Watch finds missing gradients and their lines
         gc.collect()  # frees the whole model, of which this rank keeps a part
         seen.weights, seen.batches = _weight_bytes(assembly.engine.model), assembly.feed.plan

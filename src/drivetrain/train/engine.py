@@ -67,7 +67,7 @@ class Engine:
         """Context of the forward pass."""
         tensor = config.parallel.tensor
         self._is_loss_parallel = config.parallel.tp > 1 and tensor.loss_parallel
-        self._sentinel = Sentinel.of(config, world, spread.inner)
+        self.sentinel = Sentinel.of(config, world, spread.inner)
         """Each of several models has its own."""
         self._max_grad_norm = config.optimization.max_grad_norm
         self._logging_steps = config.record.logging_steps
@@ -188,16 +188,16 @@ class Engine:
             self.averages.update()
         self.meter.end_step(step + 1, self.learning_rate.current)
         self.learning_rate.after("step")
-        if self._sentinel is not None and self.spread.engine_step is None:
-            self._sentinel.after_step(step + 1)
+        if self.sentinel is not None and self.spread.engine_step is None:
+            self.sentinel.after_step(step + 1)
 
     def compare_copies(self, step: int) -> None:
         """ReplicaDrift if the model's copies differ, which would be saved as one. Collective.
 
         The script may have changed weights since the step's own check.
         """
-        if self._sentinel is not None and self.spread.engine_step is None and step:
-            self._sentinel.check(step)
+        if self.sentinel is not None and self.spread.engine_step is None and step:
+            self.sentinel.check(step)
 
     def _step_optimizer(self) -> None:
         if self.scaler is not None:
